@@ -77,7 +77,8 @@ class CacheAdminServiceServicer:
     """
 
     def GetCacheStats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Bytes by tier and class, and what eviction has cost so far.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -90,13 +91,15 @@ class CacheAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Drops KV that is not in use. Tokens stay, so nothing is lost but time.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetCacheBudget(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Resizes a tier while the server runs; answers with the figures after it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -109,7 +112,8 @@ class CacheAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeCacheEvents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the prefix index holds, as it changes; for routers that send a prompt where its prefix is.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

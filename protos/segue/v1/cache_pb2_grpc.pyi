@@ -34,13 +34,17 @@ class CacheAdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CacheAdminServiceAsyncStub: ...
     GetCacheStats: _grpc.UnaryUnaryMultiCallable[_cache_pb2.GetCacheStatsRequest, _cache_pb2.CacheStats]
+    """Bytes by tier and class, and what eviction has cost so far."""
     ListCacheEntries: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListCacheEntriesRequest, _cache_pb2.ListCacheEntriesResponse]
     """Blocks/prefixes in eviction order: first listed is dropped next."""
     FlushCache: _grpc.UnaryUnaryMultiCallable[_cache_pb2.FlushCacheRequest, _cache_pb2.FlushCacheResponse]
+    """Drops KV that is not in use. Tokens stay, so nothing is lost but time."""
     SetCacheBudget: _grpc.UnaryUnaryMultiCallable[_cache_pb2.SetCacheBudgetRequest, _cache_pb2.CacheStats]
+    """Resizes a tier while the server runs; answers with the figures after it."""
     VerifyCache: _grpc.UnaryUnaryMultiCallable[_cache_pb2.VerifyCacheRequest, _cache_pb2.VerifyCacheResponse]
     """Compares cached KV of a session with a fresh recompute."""
     SubscribeCacheEvents: _grpc.UnaryStreamMultiCallable[_cache_pb2.SubscribeCacheEventsRequest, _cache_pb2.CacheEventBatch]
+    """What the prefix index holds, as it changes; for routers that send a prompt where its prefix is."""
     Drain: _grpc.UnaryUnaryMultiCallable[_cache_pb2.DrainRequest, _cache_pb2.DrainResponse]
     """Refuse new sessions and turns, let running turns end; then health says NOT_SERVING."""
 
@@ -50,13 +54,17 @@ class CacheAdminServiceAsyncStub(CacheAdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCacheStats: _aio.UnaryUnaryMultiCallable[_cache_pb2.GetCacheStatsRequest, _cache_pb2.CacheStats]  # type: ignore[assignment]
+    """Bytes by tier and class, and what eviction has cost so far."""
     ListCacheEntries: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListCacheEntriesRequest, _cache_pb2.ListCacheEntriesResponse]  # type: ignore[assignment]
     """Blocks/prefixes in eviction order: first listed is dropped next."""
     FlushCache: _aio.UnaryUnaryMultiCallable[_cache_pb2.FlushCacheRequest, _cache_pb2.FlushCacheResponse]  # type: ignore[assignment]
+    """Drops KV that is not in use. Tokens stay, so nothing is lost but time."""
     SetCacheBudget: _aio.UnaryUnaryMultiCallable[_cache_pb2.SetCacheBudgetRequest, _cache_pb2.CacheStats]  # type: ignore[assignment]
+    """Resizes a tier while the server runs; answers with the figures after it."""
     VerifyCache: _aio.UnaryUnaryMultiCallable[_cache_pb2.VerifyCacheRequest, _cache_pb2.VerifyCacheResponse]  # type: ignore[assignment]
     """Compares cached KV of a session with a fresh recompute."""
     SubscribeCacheEvents: _aio.UnaryStreamMultiCallable[_cache_pb2.SubscribeCacheEventsRequest, _cache_pb2.CacheEventBatch]  # type: ignore[assignment]
+    """What the prefix index holds, as it changes; for routers that send a prompt where its prefix is."""
     Drain: _aio.UnaryUnaryMultiCallable[_cache_pb2.DrainRequest, _cache_pb2.DrainResponse]  # type: ignore[assignment]
     """Refuse new sessions and turns, let running turns end; then health says NOT_SERVING."""
 
@@ -68,7 +76,8 @@ class CacheAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _cache_pb2.GetCacheStatsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_cache_pb2.CacheStats, _abc.Awaitable[_cache_pb2.CacheStats]]: ...
+    ) -> _typing.Union[_cache_pb2.CacheStats, _abc.Awaitable[_cache_pb2.CacheStats]]:
+        """Bytes by tier and class, and what eviction has cost so far."""
 
     @_abc_1.abstractmethod
     def ListCacheEntries(
@@ -83,14 +92,16 @@ class CacheAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _cache_pb2.FlushCacheRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_cache_pb2.FlushCacheResponse, _abc.Awaitable[_cache_pb2.FlushCacheResponse]]: ...
+    ) -> _typing.Union[_cache_pb2.FlushCacheResponse, _abc.Awaitable[_cache_pb2.FlushCacheResponse]]:
+        """Drops KV that is not in use. Tokens stay, so nothing is lost but time."""
 
     @_abc_1.abstractmethod
     def SetCacheBudget(
         self,
         request: _cache_pb2.SetCacheBudgetRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_cache_pb2.CacheStats, _abc.Awaitable[_cache_pb2.CacheStats]]: ...
+    ) -> _typing.Union[_cache_pb2.CacheStats, _abc.Awaitable[_cache_pb2.CacheStats]]:
+        """Resizes a tier while the server runs; answers with the figures after it."""
 
     @_abc_1.abstractmethod
     def VerifyCache(
@@ -105,7 +116,8 @@ class CacheAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _cache_pb2.SubscribeCacheEventsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_cache_pb2.CacheEventBatch], _abc.AsyncIterator[_cache_pb2.CacheEventBatch]]: ...
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.CacheEventBatch], _abc.AsyncIterator[_cache_pb2.CacheEventBatch]]:
+        """What the prefix index holds, as it changes; for routers that send a prompt where its prefix is."""
 
     @_abc_1.abstractmethod
     def Drain(

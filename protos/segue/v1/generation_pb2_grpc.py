@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Turns: what a session is for. One turn in flight per session.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -72,7 +73,8 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Turns: what a session is for. One turn in flight per session.
+    """
 
     def Generate(self, request, context):
         """One turn, all tokens in one answer.
@@ -170,7 +172,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Missing associated documentation comment in .proto file."""
+    """Turns: what a session is for. One turn in flight per session.
+    """
 
     @staticmethod
     def Generate(request,

@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
+    """Turns: what a session is for. One turn in flight per session."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -48,6 +50,8 @@ class GenerationServiceStub:
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
+    """Turns: what a session is for. One turn in flight per session."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """One turn, all tokens in one answer."""
@@ -65,6 +69,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Would this turn be admitted now, what would it cost? Changes nothing."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Turns: what a session is for. One turn in flight per session."""
+
     @_abc_1.abstractmethod
     def Generate(
         self,

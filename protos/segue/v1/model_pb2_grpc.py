@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """What this server runs and how busy it is. Needs no session.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,34 +63,40 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What this server runs and how busy it is. Needs no session.
+    """
 
     def GetModelInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Shape, vocabulary and defaults of the loaded model.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Version, capabilities and the limits that requests are checked against.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """How busy the server is now; cheap enough to poll.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Text or chat messages to token ids, as a turn would do it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Token ids to text.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -131,7 +138,8 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Missing associated documentation comment in .proto file."""
+    """What this server runs and how busy it is. Needs no session.
+    """
 
     @staticmethod
     def GetModelInfo(request,

@@ -27,59 +27,80 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
+    """What this server runs and how busy it is. Needs no session."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetModelInfoRequest, _model_pb2.ModelInfo]
+    """Shape, vocabulary and defaults of the loaded model."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetServerInfoRequest, _model_pb2.ServerInfo]
+    """Version, capabilities and the limits that requests are checked against."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetLoadRequest, _model_pb2.Load]
+    """How busy the server is now; cheap enough to poll."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_model_pb2.TokenizeRequest, _model_pb2.TokenizeResponse]
+    """Text or chat messages to token ids, as a turn would do it."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_model_pb2.DetokenizeRequest, _model_pb2.DetokenizeResponse]
+    """Token ids to text."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
+    """What this server runs and how busy it is. Needs no session."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_model_pb2.GetModelInfoRequest, _model_pb2.ModelInfo]  # type: ignore[assignment]
+    """Shape, vocabulary and defaults of the loaded model."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_model_pb2.GetServerInfoRequest, _model_pb2.ServerInfo]  # type: ignore[assignment]
+    """Version, capabilities and the limits that requests are checked against."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_model_pb2.GetLoadRequest, _model_pb2.Load]  # type: ignore[assignment]
+    """How busy the server is now; cheap enough to poll."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_model_pb2.TokenizeRequest, _model_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Text or chat messages to token ids, as a turn would do it."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_model_pb2.DetokenizeRequest, _model_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Token ids to text."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
+    """What this server runs and how busy it is. Needs no session."""
+
     @_abc_1.abstractmethod
     def GetModelInfo(
         self,
         request: _model_pb2.GetModelInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_model_pb2.ModelInfo, _abc.Awaitable[_model_pb2.ModelInfo]]: ...
+    ) -> _typing.Union[_model_pb2.ModelInfo, _abc.Awaitable[_model_pb2.ModelInfo]]:
+        """Shape, vocabulary and defaults of the loaded model."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
         self,
         request: _model_pb2.GetServerInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_model_pb2.ServerInfo, _abc.Awaitable[_model_pb2.ServerInfo]]: ...
+    ) -> _typing.Union[_model_pb2.ServerInfo, _abc.Awaitable[_model_pb2.ServerInfo]]:
+        """Version, capabilities and the limits that requests are checked against."""
 
     @_abc_1.abstractmethod
     def GetLoad(
         self,
         request: _model_pb2.GetLoadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_model_pb2.Load, _abc.Awaitable[_model_pb2.Load]]: ...
+    ) -> _typing.Union[_model_pb2.Load, _abc.Awaitable[_model_pb2.Load]]:
+        """How busy the server is now; cheap enough to poll."""
 
     @_abc_1.abstractmethod
     def Tokenize(
         self,
         request: _model_pb2.TokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_model_pb2.TokenizeResponse, _abc.Awaitable[_model_pb2.TokenizeResponse]]: ...
+    ) -> _typing.Union[_model_pb2.TokenizeResponse, _abc.Awaitable[_model_pb2.TokenizeResponse]]:
+        """Text or chat messages to token ids, as a turn would do it."""
 
     @_abc_1.abstractmethod
     def Detokenize(
         self,
         request: _model_pb2.DetokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_model_pb2.DetokenizeResponse, _abc.Awaitable[_model_pb2.DetokenizeResponse]]: ...
+    ) -> _typing.Union[_model_pb2.DetokenizeResponse, _abc.Awaitable[_model_pb2.DetokenizeResponse]]:
+        """Token ids to text."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,8 +36,11 @@ class SessionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionServiceAsyncStub: ...
     CreateSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.CreateSessionRequest, _session_pb2.Session]
+    """Opens a session, empty or with a prefix that is prefilled right away."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetSessionRequest, _session_pb2.Session]
+    """Position, state and cache of a session. Does not count as a use: the TTL runs on."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListSessionsRequest, _session_pb2.ListSessionsResponse]
+    """Sessions the caller may see, a page at a time."""
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.Session]
     """Changes ttl/expire_time, priority, display_name, labels, commit and context policy."""
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]
@@ -65,8 +68,11 @@ class SessionServiceAsyncStub(SessionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSession: _aio.UnaryUnaryMultiCallable[_session_pb2.CreateSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
+    """Opens a session, empty or with a prefix that is prefilled right away."""
     GetSession: _aio.UnaryUnaryMultiCallable[_session_pb2.GetSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
+    """Position, state and cache of a session. Does not count as a use: the TTL runs on."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_session_pb2.ListSessionsRequest, _session_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Sessions the caller may see, a page at a time."""
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
     """Changes ttl/expire_time, priority, display_name, labels, commit and context policy."""
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]  # type: ignore[assignment]
@@ -96,21 +102,24 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _session_pb2.CreateSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_session_pb2.Session, _abc.Awaitable[_session_pb2.Session]]: ...
+    ) -> _typing.Union[_session_pb2.Session, _abc.Awaitable[_session_pb2.Session]]:
+        """Opens a session, empty or with a prefix that is prefilled right away."""
 
     @_abc_1.abstractmethod
     def GetSession(
         self,
         request: _session_pb2.GetSessionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_session_pb2.Session, _abc.Awaitable[_session_pb2.Session]]: ...
+    ) -> _typing.Union[_session_pb2.Session, _abc.Awaitable[_session_pb2.Session]]:
+        """Position, state and cache of a session. Does not count as a use: the TTL runs on."""
 
     @_abc_1.abstractmethod
     def ListSessions(
         self,
         request: _session_pb2.ListSessionsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_session_pb2.ListSessionsResponse, _abc.Awaitable[_session_pb2.ListSessionsResponse]]: ...
+    ) -> _typing.Union[_session_pb2.ListSessionsResponse, _abc.Awaitable[_session_pb2.ListSessionsResponse]]:
+        """Sessions the caller may see, a page at a time."""
 
     @_abc_1.abstractmethod
     def UpdateSession(
