@@ -192,19 +192,22 @@ def _penalise(scores: Floats, history: Ids, sampling: Sampling) -> None:
 def _draw_token(scores: Floats, peak: np.floating, request: SampleRequest) -> int:
     """One draw at temperature > 0; `peak` is the best score, so that weights are at most 1 and exp never overflows."""
     sampling = request.sampling
-    ids: Ids = np.arange(scores.size)
+    kept: list[Ids] = []  # what each filter keeps, as indices into what the one before it kept
     if sampling.top_k is not None and sampling.top_k < scores.size:
-        ids = _largest(scores, sampling.top_k)
-        scores = scores[ids]
+        kept.append(_largest(scores, sampling.top_k))
+        scores = scores[kept[-1]]
     with np.errstate(over="ignore"):  # a tiny temperature sends the others to -inf, weight 0, as it should
         weights = np.exp((scores.astype(np.float64) - peak) / sampling.temperature)
     if sampling.top_p < 1:
-        nucleus = _nucleus(weights, sampling.top_p)
-        ids, weights = ids[nucleus], weights[nucleus]
+        kept.append(_nucleus(weights, sampling.top_p))
+        weights = weights[kept[-1]]
     if sampling.min_p > 0:
-        likely = weights >= sampling.min_p
-        ids, weights = ids[likely], weights[likely]
-    return int(ids[_draw(weights, uniform(sampling.seed, request.position))])
+        kept.append(np.flatnonzero(weights >= sampling.min_p))
+        weights = weights[kept[-1]]
+    index = _draw(weights, uniform(sampling.seed, request.position))
+    for ids in reversed(kept):
+        index = int(ids[index])
+    return index
 
 
 def _largest(values: Floats, count: int) -> Ids:

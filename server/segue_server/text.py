@@ -63,7 +63,11 @@ class OutputText:
         return text
 
     def _note_end(self, piece: str) -> None:
-        """Record where the new token ends; one that completes no character ends with the character it begins."""
+        """Record where the new token ends; one that completes no character ends with the character it begins.
+
+        A token that completes one character and begins another counts as ending with the first: which bytes wait in the
+        detokenizer is not known here. A stop right between the two then reports one token of overhang less.
+        """
         self._unfinished_tokens += 1
         self._decoded_chars += len(piece)
         if piece:
