@@ -1,0 +1,134 @@
+"""A tokenizer.json as data: checked, and rewritten so that plain text cannot reach a control token."""
+
+import json
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer as Backend
+
+from segue_model.tokenizer.errors import TokenizerError
+from segue_model.tokenizer.json_types import Json, as_id, as_list, as_object, as_text
+
+_MODELS = ("BPE", "WordLevel")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is matched in the text before any other step. A special one controls the model."""
+
+    id: int
+    text: str
+    special: bool
+    entry: dict[str, Json]  # as the file has it
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One tokenizer.json, and the parts of it that Segue needs to know; the `tokenizers` library runs it."""
+
+    definition: dict[str, Json]
+    model: dict[str, Json]
+    vocab: dict[str, int]
+    added: tuple[AddedToken, ...]
+
+    @classmethod
+    def parse(cls, definition: dict[str, Json]) -> "Pipeline":
+        """Raises TokenizerError, naming the entry, for what is missing, malformed or not supported."""
+        model = as_object(definition.get("model"), "model")
+        kind = model.get("type", "BPE")
+        if kind not in _MODELS:
+            raise TokenizerError(f"model.type {kind!r} is not supported; supported: {', '.join(_MODELS)}")
+        if kind == "BPE":
+            model = model | {"type": kind, "dropout": None}  # dropout is for training
+        vocab = as_object(model.get("vocab"), "model.vocab")
+        added = as_list(definition.get("added_tokens") or [], "added_tokens")
+        return cls(
+            # Truncation and padding would change ids behind the caller's back.
+            definition | {"truncation": None, "padding": None},
+            model,
+            {text: as_id(token_id, f"model.vocab[{text!r}]") for text, token_id in vocab.items()},
+            tuple(_added_token(i, entry) for i, entry in enumerate(added)),
+        )
+
+    @property
+    def special(self) -> dict[int, str]:
+        """Control tokens, as they are written out, by id."""
+        return {token.id: token.text for token in self.added if token.special}
+
+    def token_texts(self) -> dict[int, str]:
+        """Every token by id."""
+        return {token_id: text for text, token_id in self.vocab.items()} | {t.id: t.text for t in self.added}
+
+    def backend(self) -> Backend:
+        """Reads a control token wherever the text spells one out."""
+        # Matched in the raw text only, so that no normaliser can turn other text into a control token.
+        added = [t.entry | {"normalized": False} if t.special else t.entry for t in self.added]
+        backend = _build(self.definition, self.model, added)
+        for token in self.added:
+            if (found := backend.token_to_id(token.text)) != token.id:
+                raise TokenizerError(f"added_tokens: {token.text!r} claims id {token.id} but would get {found}")
+        return backend
+
+    def plain_backend(self, *, continues: bool = False) -> Backend:
+        """Knows no control token: not as an added token, not in the vocabulary, not as the outcome of a merge.
+
+        With `continues` the text is taken as the middle of a longer one, so it gets no first-word space.
+        """
+        hidden = self._hidden()
+        kept = [token for token in self.added if not token.special]
+        vocab: dict[str, Json] = {text: token_id for text, token_id in self.vocab.items() if text not in hidden}
+        # The library counts ids of added tokens on from the last one, unless the vocabulary holds them: so it must.
+        vocab |= {token.text: token.id for token in kept}
+        model = self.model | {"vocab": vocab}
+        if "merges" in model:
+            merges = as_list(model["merges"], "model.merges")
+            model["merges"] = [merge for merge in merges if hidden.isdisjoint(_merge_texts(merge))]
+        definition = self.definition | {"post_processor": None}
+        if continues:
+            definition["pre_tokenizer"] = _mid_text(definition.get("pre_tokenizer"))
+        return _build(definition, model, [token.entry for token in kept])
+
+    @property
+    def marks_start(self) -> bool:
+        """Whether the first word of a text is treated unlike the others."""
+        before = self.definition.get("pre_tokenizer")
+        return _mid_text(before) != before
+
+    def _hidden(self) -> set[str]:
+        """Control tokens, less the one for unknown text, and less single characters: those must stay writable."""
+        unknown = self.model.get("unk_token")
+        return {text for text in self.special.values() if len(text) > 1 and text != unknown}
+
+
+def _added_token(index: int, value: Json) -> AddedToken:
+    key = f"added_tokens[{index}]"
+    entry = as_object(value, key)
+    text = as_text(entry.get("content"), f"{key}.content")
+    if not text:
+        raise TokenizerError(f"{key}.content must not be empty")
+    return AddedToken(as_id(entry.get("id"), f"{key}.id"), text, entry.get("special") is True, entry)
+
+
+def _merge_texts(merge: Json) -> list[str]:
+    """The two tokens of a merge and what they become."""
+    parts = merge.split(" ") if isinstance(merge, str) else as_list(merge, "model.merges")
+    texts = [as_text(part, "model.merges") for part in parts]
+    return [*texts, "".join(texts)]
+
+
+def _mid_text(step: Json) -> Json:
+    """A pre-tokenizer for text that does not begin here."""
+    if not isinstance(step, dict):
+        return step
+    if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+        return step | {"prepend_scheme": "never"}
+    if isinstance(steps := step.get("pretokenizers"), list):
+        return step | {"pretokenizers": [_mid_text(inner) for inner in steps]}
+    return step
+
+
+def _build(definition: dict[str, Json], model: dict[str, Json], added: list[dict[str, Json]]) -> Backend:
+    whole = definition | {"model": model, "added_tokens": list[Json](added)}
+    try:
+        return Backend.from_str(json.dumps(whole, ensure_ascii=False))
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"the tokenizer definition was refused: {error}") from error
