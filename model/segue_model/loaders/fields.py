@@ -1,7 +1,6 @@
 """Typed reads out of a description somebody else wrote: config.json, params.json, GGUF metadata."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from segue_model.checkpoint import CheckpointError
 
 MAX_INTEGER = 2**31 - 1  # sizes beyond this overflow 32-bit indices somewhere downstream
+MAX_NUMBER = 1e12  # no rotary base or factor comes near
 MAX_CONTEXT_TOKENS = 2**22  # the rotary table is built for the whole context: 4 Mi positions x 64 pairs are 2 GiB
 MAX_JSON_BYTES = 64 * 1024**2  # a tokenizer.json of 250,000 tokens has about 35 MB
 
@@ -34,12 +34,12 @@ class Fields:
             raise self.wrong(name, f"within {low} and {high}")
         return value
 
-    def number(self, name: str, default: float | None = None, *, positive: bool = True) -> float:
+    def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "a number")
-        if not math.isfinite(value) or (positive and value <= 0):
-            raise self.wrong(name, "a finite number above 0" if positive else "a finite number")
+        if not above < value < MAX_NUMBER:  # NaN fails both
+            raise self.wrong(name, f"a number above {above:g} and below {MAX_NUMBER:g}")
         return float(value)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:

@@ -26,6 +26,13 @@ from segue_model.rope import attention_factor, interleaved_to_halves
 from segue_model.tokenizer import Tokenizer
 
 INTERLEAVED: Final = {"llama": True, "qwen2": False, "qwen3": False}  # architecture -> W_Q, W_K hold adjacent pairs
+SAMPLING_KEYS: Final = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 ROPE_FACTORS: Final = "rope_freqs.weight"
 NAMES: Final = Names(
     outer={"embed.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"},
@@ -99,6 +106,9 @@ def load_gguf(path: Path) -> Checkpoint:
         bos_token_id=_token_id(metadata, "bos"),
         weight_dtype=_main_quant(file.tensors),
         weight_bytes=sum(t.num_bytes for t in file.tensors.values()),
+        default_sampling={
+            name: metadata.number(key, above=-1e-9) for name, key in SAMPLING_KEYS.items() if metadata.has(key)
+        },
     )
 
 
@@ -123,7 +133,7 @@ def _config(metadata: Fields, architecture: str, file: GgufFile) -> DecoderConfi
     head_dim = metadata.integer(key("attention.key_length"), dim // heads or 1)
     metadata.refuse(key("attention.value_length"), head_dim)
     metadata.refuse(key("rope.dimension_count"), head_dim)
-    theta = metadata.number(key("rope.freq_base"), 10_000.0)
+    theta = metadata.number(key("rope.freq_base"), 10_000.0, above=1.0)
     return DecoderConfig(
         vocab_size=_vocab_size(metadata, file),
         dim=dim,
@@ -183,7 +193,7 @@ def _linear(metadata: Fields, key: str) -> RopeScaling | None:
 
 def _yarn(metadata: Fields, prefix: str) -> RopeScaling:
     metadata.refuse(f"{prefix}.yarn_log_multiplier", 0.0)
-    metadata.refuse(f"{prefix}.yarn_ext_factor", 1.0)
+    metadata.refuse(f"{prefix}.yarn_ext_factor", 1.0, -1.0)
     factor = metadata.number(f"{prefix}.factor")
     plain = RopeScaling(
         kind="yarn",
