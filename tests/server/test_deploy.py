@@ -79,9 +79,8 @@ def test_server_ports_agree_everywhere() -> None:
 
 def test_image_copies_files_that_exist_and_are_sent_to_the_builder() -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = [
-        word for name, rest in DOCKERFILE if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]
-    ]
+    copies = [rest for name, rest in DOCKERFILE if name == "COPY" and "--from" not in rest]
+    copied = {source for rest in copies for source in rest.split()[:-1]}
     assert all((ROOT / name).exists() for name in sent)
     assert copied - {"."} <= sent
     assert {"pyproject.toml", "README.md", "LICENSE", "client", "model", "protos", "server"} <= sent
