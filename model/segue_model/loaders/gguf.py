@@ -69,7 +69,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         info = self._file.tensors[self._stored[name]]
-        values = gguf.dequantize(self._file.rows(info.name), info.quant).reshape(info.shape)
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale gives NaN weights, no warning
+            values = gguf.dequantize(self._file.rows(info.name), info.quant).reshape(info.shape)
         weight = torch.from_numpy(np.require(values, np.float32, ["C", "A", "W"]))
         return interleaved_to_halves(weight, self._heads_of[name]) if name in self._heads_of else weight
 
