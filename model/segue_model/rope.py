@@ -64,15 +64,17 @@ def interleaved_to_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def inverse_frequencies(config: DecoderConfig) -> torch.Tensor:
-    """Radians per position of each rotated pair, (head_dim / 2,) float32."""
+    """Radians per position of each rotated pair, (head_dim / 2,) float32.
+
+    Raises ConfigError, naming the field, for numbers that no model was trained with.
+    """
     wavelengths = _base_wavelengths(config)
     scaling = config.rope_scaling
     if scaling is None:
         return 1.0 / wavelengths
+    _check(scaling)
     if scaling.kind == "linear":
         return 1.0 / wavelengths / scaling.factor
-    if scaling.original_context_tokens < 1:
-        raise ConfigError(f"rope_scaling.original_context_tokens must be at least 1 for {scaling.kind}")
     if scaling.kind == "llama3":
         return _llama3_frequencies(1.0 / wavelengths, scaling)
     return _yarn_frequencies(wavelengths, config, scaling)
@@ -87,8 +89,25 @@ def attention_factor(scaling: RopeScaling | None) -> float:
     return 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1.0 else 1.0
 
 
+def _check(scaling: RopeScaling) -> None:
+    if not scaling.factor > 0:
+        raise ConfigError(f"rope_scaling.factor must be greater than 0, got {scaling.factor}")
+    if scaling.kind == "linear":
+        return
+    if scaling.original_context_tokens < 1:
+        raise ConfigError(f"rope_scaling.original_context_tokens must be at least 1 for {scaling.kind}")
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if scaling.kind == "llama3" and not 0 < low < high:
+        raise ConfigError(f"rope_scaling needs 0 < low_freq_factor < high_freq_factor, got {low} and {high}")
+    if scaling.kind == "yarn" and not 0 < scaling.beta_slow <= scaling.beta_fast:
+        betas = f"{scaling.beta_slow} and {scaling.beta_fast}"
+        raise ConfigError(f"rope_scaling needs 0 < beta_slow <= beta_fast, got {betas}")
+
+
 def _base_wavelengths(config: DecoderConfig) -> torch.Tensor:
     """Positions per radian, theta ^ (2i / head_dim): (head_dim / 2,) float32."""
+    if not config.rope_theta > 1:
+        raise ConfigError(f"rope_theta must be greater than 1, got {config.rope_theta}")
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float() / config.head_dim
     wavelengths: torch.Tensor = config.rope_theta**exponents
     return wavelengths

@@ -112,9 +112,24 @@ def test_frequencies_are_those_of_transformers(kind: str, theta: float) -> None:
     assert attention_factor(scaling) == factor
 
 
-def test_scaling_without_the_trained_context_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="original_context_tokens"):
-        inverse_frequencies(rope_config(RopeScaling(kind="yarn", factor=2.0)))
+@pytest.mark.parametrize(
+    ("scaling", "field"),
+    [
+        (RopeScaling(kind="linear", factor=0.0), "factor must be greater than 0, got 0.0"),
+        (RopeScaling(kind="linear", factor=float("nan")), "factor must be greater than 0, got nan"),
+        (RopeScaling(kind="yarn", factor=2.0), "original_context_tokens must be at least 1 for yarn"),
+        (RopeScaling(kind="llama3", factor=2.0, original_context_tokens=8, low_freq_factor=4.0), "low_freq_factor"),
+        (RopeScaling(kind="yarn", factor=2.0, original_context_tokens=8, beta_slow=0.0), "beta_slow"),
+    ],
+)
+def test_impossible_scaling_is_an_error_that_names_the_field(scaling: RopeScaling, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        inverse_frequencies(rope_config(scaling))
+
+
+def test_impossible_theta_is_an_error_that_names_the_field() -> None:
+    with pytest.raises(ConfigError, match="rope_theta must be greater than 1"):
+        inverse_frequencies(rope_config(theta=1.0))
 
 
 @given(st.integers(0, 60), st.integers(1, 4))

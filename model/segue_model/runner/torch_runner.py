@@ -78,8 +78,8 @@ class TorchRunner:
         rope = _widened(self._rope.at(plan.positions))  # (N, 1, head_dim)
         x = fn.embedding(plan.token_ids, self._weights.embed)  # (N, dim)
         for layer, pool in zip(self._weights.layers, self._pool, strict=True):
-            x = x + self._attention(self._norm(x, layer.attention_norm), layer, pool, plan, rope)
-            x = x + _swiglu(self._norm(x, layer.ffn_norm), layer)
+            x += self._attention(self._norm(x, layer.attention_norm), layer, pool, plan, rope)
+            x += _swiglu(self._norm(x, layer.ffn_norm), layer)
         wanted = self._norm(x[plan.logit_rows], self._weights.norm)
         logits = fn.linear(wanted, self._weights.head).float().cpu()  # (wanted rows, vocab)
         return [part if part.shape[0] else None for part in torch.split(logits, list(plan.logit_counts))]
@@ -178,7 +178,7 @@ class TorchRunner:
 
 def _swiglu(x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
     gate, up = fn.linear(x, layer.gate_up).chunk(2, dim=-1)  # (N, ffn_dim) each
-    return fn.linear(fn.silu(gate) * up, layer.down)
+    return fn.linear(fn.silu(gate).mul_(up), layer.down)
 
 
 def _widened(table: RopeTable) -> RopeTable:
@@ -192,4 +192,4 @@ def _rotate(x: torch.Tensor, rope: RopeTable) -> torch.Tensor:
     """`rope.apply_rope` in three operations: x (N, n, head_dim), rope rows (N, 1, head_dim)."""
     wide = x.float()
     swapped = wide.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(wide * rope.cos, swapped, rope.sin).to(x.dtype)
+    return (wide * rope.cos).addcmul_(swapped, rope.sin).to(x.dtype)
