@@ -1,0 +1,127 @@
+"""How calls travel: deadlines, metadata and errors, over a blocking or an asyncio channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+
+from segue.v1.generation_pb2 import AppendContextRequest, GenerateEvent, GenerateRequest
+from segue_client import calls
+from segue_client.calls import Call, RequestT, ResponseT
+from segue_client.channel import SessionHeaders, Timeouts, channel_options
+from segue_client.errors import SegueError, Unavailable
+from segue_client.failures import from_rpc
+from segue_client.ledger import Ledger
+from segue_client.options import ConnectionOptions, check_names
+
+if TYPE_CHECKING:  # the names exist in the stubs only
+    EventStream = grpc.CallIterator[GenerateEvent]
+    AsyncEventStream = grpc.aio.UnaryStreamCall[GenerateRequest | AppendContextRequest, GenerateEvent]
+
+TurnCall = Call[GenerateRequest, GenerateEvent] | Call[AppendContextRequest, GenerateEvent]
+
+
+class _Connection:
+    def __init__(self, target: str, options: ConnectionOptions) -> None:
+        check_names(options, ConnectionOptions)
+        self.target = target
+        self.timeouts = options.get("timeouts") or Timeouts()
+        self.headers = SessionHeaders(options.get("metadata", ()))
+
+    @contextmanager
+    def _failures(self, session_id: str) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self.failed(from_rpc(error), session_id) from error
+
+    def failed(self, error: SegueError, session_id: str) -> SegueError:
+        """Takes note of what an error tells about the session's host."""
+        if isinstance(error, Unavailable):
+            self.headers.forget(session_id)
+        return error
+
+
+class Connection(_Connection):
+    """A blocking channel; threads may share it."""
+
+    def __init__(self, target: str, options: ConnectionOptions) -> None:
+        super().__init__(target, options)
+        settings = channel_options(options.get("channel_options", ()))
+        credentials = options.get("credentials")
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, settings)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, settings)
+
+    def send(self, call: Call[RequestT, ResponseT]) -> ResponseT:
+        """Carries out a unary call.
+
+        Raises:
+            SegueError: it failed.
+        """
+        method = self._channel.unary_unary(call.method.path, call.method.serialize, call.method.parse)
+        metadata = self.headers.of(call.session_id)
+        response: ResponseT
+        with self._failures(call.session_id):
+            response, sent = method.with_call(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+        self.headers.learn(call.session_id, sent.initial_metadata())
+        return response
+
+    def open(self, call: TurnCall) -> EventStream:
+        """Opens the event stream of a turn."""
+        method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
+        metadata = self.headers.of(call.session_id)
+        return method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+
+    def settle(self, ledger: Ledger) -> None:
+        """Asks where the session stands if that is not certain."""
+        if ledger.uncertain:
+            ledger.adopt(self.send(calls.get_session(ledger.info.session_id, None)))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class AsyncConnection(_Connection):
+    """An asyncio channel; belongs to the loop that was running when it was made."""
+
+    def __init__(self, target: str, options: ConnectionOptions) -> None:
+        super().__init__(target, options)
+        settings = channel_options(options.get("channel_options", ()))
+        credentials = options.get("credentials")
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, settings)
+        else:
+            self._channel = grpc.aio.secure_channel(target, credentials, settings)
+
+    async def send(self, call: Call[RequestT, ResponseT]) -> ResponseT:
+        """Carries out a unary call.
+
+        Raises:
+            SegueError: it failed.
+        """
+        method = self._channel.unary_unary(call.method.path, call.method.serialize, call.method.parse)
+        metadata = self.headers.of(call.session_id)
+        with self._failures(call.session_id):
+            sent = method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+            response: ResponseT = await sent
+            self.headers.learn(call.session_id, await sent.initial_metadata())
+        return response
+
+    def open(self, call: TurnCall) -> AsyncEventStream:
+        """Opens the event stream of a turn."""
+        method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
+        metadata = self.headers.of(call.session_id)
+        return method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+
+    async def settle(self, ledger: Ledger) -> None:
+        """Asks where the session stands if that is not certain."""
+        if ledger.uncertain:
+            ledger.adopt(await self.send(calls.get_session(ledger.info.session_id, None)))
+
+    async def close(self) -> None:
+        await self._channel.close(None)
