@@ -79,9 +79,11 @@ class FakeServer:
             wrapped = PackedAny()
             wrapped.Pack(detail)
             status.details.append(wrapped)
+        rich = rpc_status.to_status(status)
         if pushback_ms is not None:
-            context.set_trailing_metadata((("grpc-retry-pushback-ms", str(pushback_ms)),))
-        context.abort_with_status(rpc_status.to_status(status))
+            pushback = ("grpc-retry-pushback-ms", str(pushback_ms))
+            rich = rich._replace(trailing_metadata=(*rich.trailing_metadata, pushback))
+        context.abort_with_status(rich)
 
     @staticmethod
     def events(*events: Any, first: int = 1) -> Iterator[generation_pb2.GenerateEvent]:

@@ -112,6 +112,13 @@ def test_leaving_early_cancels_the_turn_and_the_session_goes_on(server, client, 
     assert server.calls("GenerateStream")[-1].request.expected_position == finished.position
 
 
+def interrupted(turn):
+    with turn:
+        pieces = iter(turn)
+        next(pieces)
+        raise KeyboardInterrupt
+
+
 def leave_early(session, way):
     match way:
         case "break in with":
@@ -123,11 +130,8 @@ def leave_early(session, way):
             for _ in session.chat("Hello"):
                 break
         case "exception":
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012  what is left early is a block
-                with session.chat("Hello") as turn:
-                    pieces = iter(turn)
-                    next(pieces)
-                    raise KeyboardInterrupt
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(session.chat("Hello"))
         case "close":
             turn = session.chat("Hello")
             pieces = iter(turn)
