@@ -66,6 +66,16 @@ class DecoderConfig:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def parameter_count(self) -> int:
+        """Weights and biases, a tied embedding counted once."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * self.dim * q + 2 * self.dim * kv
+        attention += (q + 2 * kv if self.qkv_bias else 0) + (2 * self.head_dim if self.qk_norm else 0)
+        layer = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        return self.layers * layer + embeddings + self.dim
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of K and V of one position over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes

@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 
 from segue_model.config import DecoderConfig
-
-PAGE_TOKENS = 16  # positions in a page; a page holds K and V of all layers for them
+from segue_model.paging import PAGE_TOKENS as PAGE_TOKENS
 
 
 class Want(Enum):

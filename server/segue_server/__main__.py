@@ -1,0 +1,45 @@
+"""The `segue-server` command."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from segue_model.checkpoint import CheckpointError
+from segue_server.app import run
+from segue_server.config import ConfigError, add_options, from_arguments
+from segue_server.health_check import check
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 stopped as asked, 1 failed while serving, 2 could not start."""
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    if arguments.command == "health":
+        return check(arguments.target, arguments.timeout)
+    try:
+        config = from_arguments(arguments)
+        logging.basicConfig(level=config.log_level.upper(), format=_LOG_FORMAT)
+        return asyncio.run(run(config))
+    except (ConfigError, CheckpointError, OSError, ValueError) as error:
+        sys.stderr.write(f"segue-server: {error}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="segue-server", description="A gRPC inference server that keeps one KV cache per session."
+    )
+    add_options(parser)
+    commands = parser.add_subparsers(dest="command", metavar="")
+    health = commands.add_parser("health", help="exit 0 when a server is ready for turns, else 1")
+    health.add_argument("--target", default="127.0.0.1:50051", help="host:port of the gRPC port (default: %(default)s)")
+    health.add_argument("--timeout", type=float, default=2.0, help="seconds (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Puts the server together and runs it from start to drain."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from wsgiref.simple_server import WSGIServer
+
+import torch
+from grpc_health.v1 import health_pb2
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.process_collector import ProcessCollector
+
+from segue.v1 import cache_pb2, generation_pb2, model_pb2, session_pb2
+from segue_model.fingerprint import fingerprint
+from segue_model.loaders import find_embedded_model, load_checkpoint
+from segue_model.paging import PAGE_TOKENS
+from segue_model.runner.base import Runner
+from segue_model.runner.torch_runner import TorchRunner, pages_for_bytes
+from segue_server.config import ServerConfig
+from segue_server.engine import Engine
+from segue_server.engine_thread import EngineThread
+from segue_server.grpc_api.health import Health
+from segue_server.grpc_api.server import bind, build_admin_server, build_server
+from segue_server.metrics import Build, SegueCollector
+from segue_server.served import ServedModel
+from segue_server.service import Service
+from segue_server.stats import CallStats
+from segue_server.views import Limits
+
+log = logging.getLogger(__name__)
+
+DRAIN_NOTICE = 0.5  # seconds between NOT_SERVING and the end of new work, for balancers that watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where the server listens, after the operating system has chosen for port 0."""
+
+    grpc: int
+    admin: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that serves, for embedding and tests."""
+
+    ports: Ports
+    service: Service
+    engine: Engine
+    health: Health
+    crashed: asyncio.Event
+
+
+def load(config: ServerConfig) -> tuple[ServedModel, Runner]:
+    """The model and what computes it. Raises CheckpointError, or ValueError for a pool that holds no page."""
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    path = config.model or find_embedded_model()
+    checkpoint = load_checkpoint(path)
+    dtype = getattr(torch, config.dtype)
+    pages = pages_for_bytes(checkpoint.config, dtype, config.kv_bytes)
+    device = torch.device(config.device)
+    runner = TorchRunner(checkpoint.config, checkpoint.weights, device=device, dtype=dtype, num_pages=pages)
+    limit = checkpoint.config.max_context_tokens
+    served = ServedModel.of(
+        checkpoint,
+        fingerprint=fingerprint(path),
+        kv_dtype=config.dtype,
+        kv_bytes_per_token=runner.page_bytes // PAGE_TOKENS,
+        max_context_tokens=min(limit, config.max_context_tokens or limit),
+    )
+    return served, runner
+
+
+def limits_of(config: ServerConfig, served: ServedModel, runner: Runner) -> Limits:
+    """What the server declares and validates against."""
+    return Limits(
+        kv_budget_bytes=runner.num_pages * runner.page_bytes,
+        max_sessions=config.max_sessions,
+        max_running_requests=config.max_running,
+        max_queued_requests=config.max_queued,
+        max_prompt_tokens=served.max_context_tokens,
+        max_stop_sequences=16,
+        max_stop_sequence_chars=256,
+        max_logit_bias_count=1024,
+        max_top_logprobs=20,
+        default_ttl=config.default_ttl,
+        max_ttl=config.max_ttl,
+        tombstone_ttl=config.tombstone_ttl,
+        expiry_notice=0.0,
+        max_pinned_bytes=0,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        block_tokens=PAGE_TOKENS,
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(config: ServerConfig) -> AsyncIterator[Running]:
+    """A server that answers on its ports for as long as the block lasts, and is drained at its end.
+
+    Raises OSError, naming the address, when a port is taken, and what `load` raises.
+    """
+    served, runner = await asyncio.to_thread(load, config)
+    crashed = asyncio.Event()
+    limits = limits_of(config, served, runner)
+    engine = Engine(
+        runner,
+        max_running=config.max_running,
+        step_tokens=config.prefill_chunk_tokens,
+        slow_reader_limit=config.slow_reader_limit,
+    )
+    thread = EngineThread(engine, on_crash=lambda _: crashed.set())
+    service = Service(
+        served, thread, limits, version=version("segue"), build=runner.name, queue_timeout=config.queue_timeout
+    )
+    calls = CallStats(_methods())
+    build = Build(
+        version=version("segue"),
+        runner=runner.name,
+        kv_dtype=served.kv_dtype,
+        kv_bytes_per_token=served.kv_bytes_per_token,
+        sessions_limit=config.max_sessions,
+    )
+    health = Health()
+    server = build_server(service, health=health, observer=calls)
+    admin = build_admin_server(health=health, observer=calls)
+    grpc_port = bind(server, f"{config.host}:{config.port}")
+    admin_port = bind(admin, f"127.0.0.1:{config.admin_port}")
+    collector = SegueCollector(served.model_id, engine, service, calls, build)
+    with _metrics_server(config, collector) as metrics_port:
+        thread.start()
+        reaper = asyncio.create_task(service.reap())
+        await server.start()
+        await admin.start()
+        health.set_ready(True)
+        try:
+            ports = Ports(grpc=grpc_port, admin=admin_port, metrics=metrics_port)
+            yield Running(ports, service, engine, health, crashed)
+        finally:
+            health.drain()
+            await service.drain(config.drain_grace)
+            health.close()
+            await server.stop(1.0)
+            await admin.stop(0)
+            reaper.cancel()
+            await thread.stop()
+
+
+async def run(config: ServerConfig) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code, 1 if the engine failed."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(config) as running:
+        ports = running.ports
+        model = running.service.model_info()
+        kv = running.service.limits.kv_budget_bytes
+        log.info("serving %s on %s:%d", model.model_id, config.host, ports.grpc)
+        log.info(
+            "metrics on http://%s:%d/metrics, admin on 127.0.0.1:%d", config.metrics_host, ports.metrics, ports.admin
+        )
+        log.info("runner %s, KV pool %.0f MiB", running.service.server_info().build, kv / 2**20)
+        waits = [asyncio.create_task(event.wait()) for event in (stop, running.crashed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        log.info("draining: running turns get %g s", config.drain_grace)
+        running.health.drain()
+        await asyncio.sleep(DRAIN_NOTICE)
+    return int(running.crashed.is_set())
+
+
+@contextlib.contextmanager
+def _metrics_server(config: ServerConfig, collector: SegueCollector) -> Iterator[int]:
+    """/metrics on a thread of its own; yields its port."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    try:
+        server, thread = start_http_server(config.metrics_port, addr=config.metrics_host, registry=registry)
+    except OSError as error:
+        address = f"{config.metrics_host}:{config.metrics_port}"
+        raise OSError(f"cannot listen on {address!r} for metrics: {error.strerror}") from error
+    try:
+        yield _port(server)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _methods() -> list[str]:
+    """Every RPC of the contract, as the interceptor names them."""
+    files = (session_pb2, generation_pb2, model_pb2, cache_pb2, health_pb2)
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+    return [f"{service.full_name}/{method.name}" for service in services for method in service.methods]
+
+
+def _port(server: WSGIServer) -> int:
+    return int(server.server_address[1])

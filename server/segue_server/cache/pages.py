@@ -1,0 +1,82 @@
+"""The page pool: which pages are free, and how often each other page is held. Integers only.
+
+    ┌──────────────┐  take   ┌──────────────────────────────┐
+    │ free: a list │ ──────▶ │ held: references[page] >= 1  │ ◀─┐ share: +1
+    └──────────────┘ ◀────── └──────────────────────────────┘ ──┘
+                     release: -1, back to the list at 0
+
+Invariant: a page is in the free list exactly when its count is 0, and its count is the number of page tables (or
+other owners) that name it. `check_integrity` runs it against the owners themselves.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NewType
+
+PageId = NewType("PageId", int)
+
+
+class OutOfPages(Exception):
+    """Fewer pages are free than were asked for; nothing was taken."""
+
+
+class PagePool:
+    """Hands out pages 0 .. num_pages - 1. Not thread-safe: the engine thread owns it; others may read the counts."""
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 1:
+            raise ValueError(f"a pool needs at least 1 page, got {num_pages}")
+        self.num_pages = num_pages
+        self._references = [0] * num_pages
+        self._free = [PageId(p) for p in range(num_pages - 1, -1, -1)]  # a stack: the last released is the first reused
+
+    @property
+    def free(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    @property
+    def held(self) -> int:
+        """Pages somebody holds, each counted once however often it is shared."""
+        return self.num_pages - len(self._free)
+
+    def references(self, page: PageId) -> int:
+        """How many owners a page has."""
+        return self._references[page]
+
+    def take(self, count: int) -> list[PageId]:
+        """Take `count` pages, each with one owner. All or nothing: raises OutOfPages."""
+        if count > len(self._free):
+            raise OutOfPages(f"asked for {count} pages, {len(self._free)} of {self.num_pages} are free")
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def share(self, pages: Sequence[PageId]) -> None:
+        """Add an owner to pages that are held already."""
+        for page in pages:
+            if not self._references[page]:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            self._references[page] += 1
+
+    def release(self, pages: Sequence[PageId]) -> int:
+        """Take an owner away from each page; returns how many became free."""
+        freed = 0
+        for page in pages:
+            if not self._references[page]:
+                raise ValueError(f"page {page} is free already")
+            self._references[page] -= 1
+            if not self._references[page]:
+                self._free.append(page)
+                freed += 1
+        return freed
+
+    def check_integrity(self, owners: Iterable[Sequence[PageId]]) -> None:
+        """Compare the counts with the page tables of all owners. Raises AssertionError naming the first page off."""
+        counted = Counter(page for table in owners for page in table)
+        for page, references in enumerate(self._references):
+            if counted[PageId(page)] != references:
+                raise AssertionError(f"page {page}: {references} references, {counted[PageId(page)]} owners")
+        if sorted(self._free) != [page for page, n in enumerate(self._references) if not n]:
+            raise AssertionError("the free list and the reference counts disagree")

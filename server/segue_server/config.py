@@ -1,0 +1,127 @@
+"""How the server is set up: frozen, built once from the command line, each value checked where it enters."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from segue_model.paging import PAGE_TOKENS
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Sizes in bytes, times in seconds. A field's name is its command-line option with dashes."""
+
+    model: Path | None = None  # None = the embedded SmolLM2
+    host: str = "127.0.0.1"
+    port: int = 50051
+    admin_port: int = 50052  # loopback only
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 9464
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0  # 0 = one per core
+    kv_bytes: int = 1024 * MIB
+    max_context_tokens: int = 0  # 0 = the model's
+    max_running: int = 64
+    max_queued: int = 256
+    max_sessions: int = 4096
+    prefill_chunk_tokens: int = 256
+    queue_timeout: float = 300.0
+    default_ttl: float = 3600.0
+    max_ttl: float = 7 * 24 * 3600.0
+    tombstone_ttl: float = 3600.0
+    slow_reader_limit: float = 30.0
+    drain_grace: float = 20.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in ("port", "admin_port", "metrics_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"--{_option(name)} must be between 0 and 65535, got {getattr(self, name)}")
+        for name in ("kv_bytes", "max_running", "max_sessions", "prefill_chunk_tokens", "default_ttl", "max_ttl"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{_option(name)} must be above 0, got {getattr(self, name)}")
+        if self.prefill_chunk_tokens < PAGE_TOKENS:
+            raise ConfigError(f"--prefill-chunk-tokens must be at least a page, {PAGE_TOKENS}")
+        if self.default_ttl > self.max_ttl:
+            raise ConfigError("--default-ttl must not be above --max-ttl")
+
+
+class ConfigError(ValueError):
+    """An option has a value that cannot work; names the option and the limit."""
+
+
+_HELP = {
+    "model": "a GGUF file, or a folder in the Hugging Face or Meta layout; default: the embedded SmolLM2-135M-Instruct",
+    "host": "address of the gRPC port",
+    "port": "gRPC port; 0 = any free one, printed at start",
+    "admin_port": "port of CacheAdminService, on 127.0.0.1 only; 0 = any free one",
+    "metrics_host": "address of the metrics port",
+    "metrics_port": "port of /metrics; 0 = any free one",
+    "device": "torch device, such as cpu or cuda",
+    "dtype": "of the activations and the KV cache: float32 or bfloat16",
+    "threads": "compute threads; 0 = one per core",
+    "kv_bytes": "bytes of the KV pool; a suffix KiB, MiB or GiB is understood",
+    "max_context_tokens": "longest context of a session; 0 = the model's own",
+    "max_running": "turns in the batch at once",
+    "max_queued": "turns waiting for a place; more are refused with QUEUE_FULL",
+    "max_sessions": "sessions kept at once; more are refused with SESSION_LIMIT",
+    "prefill_chunk_tokens": "prompt tokens computed in one step; smaller: running streams wait less",
+    "queue_timeout": "seconds a turn waits for a place unless its request says otherwise",
+    "default_ttl": "seconds of idleness after which a session expires",
+    "max_ttl": "longest ttl a session may ask for",
+    "tombstone_ttl": "seconds an expired session still answers SESSION_EXPIRED",
+    "slow_reader_limit": "seconds a turn may be paused by a reader that does not read",
+    "drain_grace": "seconds running turns get after SIGTERM",
+    "log_level": "debug, info, warning or error",
+}
+_CHOICES = {"dtype": ("float32", "bfloat16"), "log_level": ("debug", "info", "warning", "error")}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """One option per field of ServerConfig."""
+    for item in fields(ServerConfig):
+        default = item.default
+        kind = Path if item.name == "model" else parse_bytes if item.name == "kv_bytes" else type(default)
+        shown = _HELP[item.name] + ("" if item.name == "model" else f" (default: {default})")
+        choices = _CHOICES.get(item.name)
+        parser.add_argument(f"--{_option(item.name)}", type=kind, default=default, choices=choices, help=shown)
+
+
+def from_arguments(arguments: argparse.Namespace) -> ServerConfig:
+    """Raises ConfigError."""
+    return ServerConfig(**{item.name: getattr(arguments, item.name) for item in fields(ServerConfig)})
+
+
+def parse_config(arguments: Sequence[str]) -> ServerConfig:
+    """A configuration from command-line words, for tests and embedding. Exits like argparse on unknown words."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return from_arguments(parser.parse_args(arguments))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "1073741824", "512MiB" or "1.5 GiB". Raises ArgumentTypeError."""
+    units = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+    number = text.strip().lower()
+    for unit, factor in units.items():
+        if number.endswith(unit):
+            return _positive(number.removesuffix(unit), factor, text)
+    return _positive(number, 1, text)
+
+
+def _positive(number: str, factor: int, text: str) -> int:
+    try:
+        value = float(number) if factor > 1 else int(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 512MiB") from None
+    if not 0 < value < 1 << 50:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range")
+    return int(value * factor)
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,419 @@
+"""The engine: make every sequence's computed position catch up with its tokens, one ragged batch a step.
+
+One thread owns everything in here (see engine_thread.py). Callers never see a tensor: they hand in integers and get
+events.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
+from segue_model.sampling import Sampled, SampleRequest, TokenLogprob, sample, token_logprobs
+from segue_server.cache.pages import PagePool
+from segue_server.errors import EngineError, QueueTimeout, SegueError
+from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
+from segue_server.jobs import Job, Sink, TurnSpec, new_turn
+from segue_server.requests import CancelCause, CommitPolicy, FinishReason
+from segue_server.scheduler import Plan, Scheduler, Work
+from segue_server.sequence import Sequence
+from segue_server.stats import EngineStats
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KvBytes:
+    """Bytes of the pool by class; their sum is what the allocator has given out."""
+
+    active: int
+    pinned: int
+    idle: int
+    slack: int
+    capacity: int
+    tokens: int
+
+    @property
+    def held(self) -> int:
+        return self.active + self.pinned + self.idle + self.slack
+
+
+class Engine:
+    """Sequences, turns and the runner. Every method runs on the engine thread, except those marked as readers."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_running: int,
+        step_tokens: int,
+        slow_reader_limit: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.stats = EngineStats()
+        self.scheduler = Scheduler(PagePool(runner.num_pages), max_running=max_running, step_tokens=step_tokens)
+        self.clock = clock
+        self._slow_reader_limit = slow_reader_limit
+        self._jobs: dict[str, Job] = {}  # by request id
+        self._outbox: list[tuple[Sink, Event]] = []
+        self._seconds_per_token = 0.0  # of prefill, smoothed: what losing a token of KV would cost
+
+    # Sessions
+
+    def open(self, session_id: str, *, priority: int, pinned: bool) -> None:
+        """Begin an empty ledger."""
+        self.scheduler.open(session_id, priority=priority, pinned=pinned, now=self.clock())
+
+    def close(self, session_id: str) -> int:
+        """Forget a ledger that has no turn in flight; returns the KV bytes that became free."""
+        return self.scheduler.close(session_id) * self.runner.page_bytes
+
+    # Turns
+
+    def submit(self, spec: TurnSpec) -> None:
+        """Append the prompt to the ledger and queue the turn. The session has no other turn in flight."""
+        sequence = self.scheduler.sequences[spec.session_id]
+        turn = new_turn(spec, len(sequence.tokens))
+        sequence.tokens.extend(spec.prompt)
+        job = Job(spec, sequence, turn, logprobs_from=max(turn.start, 1))
+        self._jobs[spec.request_id] = job
+        place = self.scheduler.submit(sequence, turn)
+        if spec.defer_compute:
+            self._start(job)
+            self._finish(job, FinishReason.MAX_TOKENS)
+        elif place or len(self.scheduler.running) >= self.scheduler.max_running:
+            self._emit(job, Queued(place))
+
+    def cancel(
+        self,
+        request_id: str,
+        cause: CancelCause,
+        *,
+        policy: CommitPolicy | None = None,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> bool:
+        """End a turn between two steps. False: it had ended before."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        self.stats.cancellations.add(job.phase, cause.value)
+        self._finish(job, reason, policy=policy or job.spec.commit_policy)
+        return True
+
+    # The step
+
+    def step(self) -> bool:
+        """One pass over the model. False: there was nothing to compute."""
+        now = self.clock()
+        self._look_at_the_clock(now)
+        plan = self.scheduler.schedule(now)
+        self._announce(plan)
+        if not plan.work:
+            return False
+        try:
+            logits = self._forward(plan)
+            self._update(plan, logits, self._sample(plan, logits))
+        except Exception as error:  # noqa: BLE001 - whatever the arithmetic raises must not end the engine
+            self._abandon(plan, error)
+        return True
+
+    def take_outbox(self) -> list[tuple[Sink, Event]]:
+        """The events since the last call, in order."""
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def next_deadline(self) -> float:
+        """When, on the engine's clock, something is due although nothing can be computed."""
+        return min((self._deadline(job) for job in self._jobs.values()), default=float("inf"))
+
+    def _deadline(self, job: Job) -> float:
+        if job.turn.admitted is None:
+            return job.turn.queue_deadline
+        slow = float("inf") if job.blocked_since is None else job.blocked_since + self._slow_reader_limit
+        return min(job.turn.admitted + job.turn.time_limit, slow)
+
+    # Readers: plain integers, safe from any thread, at worst one step old
+
+    def cache_usage(self, session_id: str) -> CacheUsage:
+        """KV of one session; zeros when it is unknown."""
+        sequence = self.scheduler.sequences.get(session_id)
+        return CacheUsage() if sequence is None else self._usage_of(sequence)
+
+    def tokens(self, session_id: str) -> Seq[int]:
+        """The ledger of a session without a turn in flight; empty when it is unknown. Not to be changed."""
+        sequence = self.scheduler.sequences.get(session_id)
+        return () if sequence is None else sequence.tokens
+
+    def kv_bytes(self) -> KvBytes:
+        """The pool by class."""
+        position_bytes = self.runner.page_bytes // PAGE_TOKENS
+        tokens = {"active": 0, "pinned": 0, "idle": 0}
+        slack = 0
+        for sequence in list(self.scheduler.sequences.values()):
+            owner = "active" if sequence.running else "pinned" if sequence.pinned else "idle"
+            tokens[owner] += sequence.cache.computed
+            slack += sequence.cache.slack_tokens
+        classes = {owner: count * position_bytes for owner, count in tokens.items()}
+        capacity = self.runner.num_pages * self.runner.page_bytes
+        return KvBytes(**classes, slack=slack * position_bytes, capacity=capacity, tokens=sum(tokens.values()))
+
+    # Stages of a step
+
+    def _look_at_the_clock(self, now: float) -> None:
+        """End what has waited, run or blocked for too long."""
+        for job in list(self._jobs.values()):
+            turn = job.turn
+            if turn.admitted is None and now >= turn.queue_deadline:
+                self._fail(job, QueueTimeout(f"no place in the batch within {job.spec.queue_timeout:g} s"))
+            elif turn.admitted is not None and now - turn.admitted >= turn.time_limit:
+                self._finish(job, FinishReason.TIME_LIMIT)
+            elif self._blocked_for(job, now) >= self._slow_reader_limit:
+                self.cancel(turn.request_id, CancelCause.SLOW_CLIENT)
+
+    def _blocked_for(self, job: Job, now: float) -> float:
+        """Seconds since the reader of a turn fell behind; the turn is paused as long as it lasts."""
+        job.turn.paused = job.spec.sink.full
+        if job.turn.paused:
+            job.blocked_since = now if job.blocked_since is None else job.blocked_since
+            return now - job.blocked_since
+        if job.blocked_since is not None:
+            self.stats.stream_blocked_seconds += now - job.blocked_since
+            job.blocked_since = None
+        return 0.0
+
+    def _announce(self, plan: Plan) -> None:
+        for sequence in plan.admitted:
+            self._start(self._job(sequence))
+        self.stats.preemptions += len(plan.preempted)
+        for sequence in plan.preempted:
+            log.info("turn %s gave way: the pool is short", self._job(sequence).spec.request_id)
+
+    def _forward(self, plan: Plan) -> list[torch.Tensor | None]:
+        began = self.clock()
+        logits = self.runner.forward([self._slice(work) for work in plan.work])
+        for work in plan.work:
+            work.sequence.advance(work.count)  # cache.pos moves on here and nowhere else
+        self._measure(plan, self.clock() - began)
+        return logits
+
+    def _sample(self, plan: Plan, logits: Seq[torch.Tensor | None]) -> dict[str, Sampled]:
+        """Draw the next token of each sequence whose last token has just been computed."""
+        began = self.clock()
+        rows: list[torch.Tensor] = []
+        requests: list[SampleRequest] = []
+        jobs: list[Job] = []
+        for work, out in zip(plan.work, logits, strict=True):
+            job = self._job(work.sequence)
+            if out is not None and work.reaches_end and job.spec.samples:
+                rows.append(out[-1:])
+                requests.append(job.sample_request())
+                jobs.append(job)
+        if not rows:
+            return {}
+        drawn = sample(rows[0] if len(rows) == 1 else torch.cat(rows), requests)
+        self.stats.busy_seconds.add("sample", amount=self.clock() - began)
+        return {job.spec.request_id: token for job, token in zip(jobs, drawn, strict=True)}
+
+    def _update(self, plan: Plan, logits: Seq[torch.Tensor | None], drawn: dict[str, Sampled]) -> None:
+        now = self.clock()
+        for work, out in zip(plan.work, logits, strict=True):
+            job = self._job(work.sequence)
+            if work.start < job.turn.prompt_end - 1:
+                self._report_prefill(job, work, out)
+            if token := drawn.get(job.spec.request_id):
+                self._accept(job, token, now)
+            elif not job.spec.samples and not work.sequence.remaining:
+                self._finish(job, FinishReason.MAX_TOKENS)
+
+    def _abandon(self, plan: Plan, error: Exception) -> None:
+        """A step raised: its turns end with an error, and KV that it may have spoilt is forgotten."""
+        log.error("a step over %d sequences failed", len(plan.work), exc_info=error)
+        for work in plan.work:
+            work.sequence.cache.rewind(work.start)
+            if job := self._jobs.get(work.sequence.turn.request_id if work.sequence.turn else ""):
+                self._fail(job, EngineError("the model could not compute this step; the session is kept"))
+
+    # One turn
+
+    def _start(self, job: Job) -> None:
+        """The turn has its place: say what it reuses and what it must compute."""
+        turn, sequence = job.turn, job.sequence
+        reused = sequence.cache.computed
+        computed = 0 if job.spec.defer_compute else turn.prompt_end - reused
+        recomputed = max(0, min(sequence.seen, turn.start) - reused)
+        job.usage = Usage(
+            context_tokens=turn.start,
+            prompt_tokens=turn.prompt_end - turn.start,
+            computed_tokens=computed,
+            session_reused_tokens=reused,
+        )
+        lost = recomputed > 1  # running the last token again is no loss
+        job.context = "new" if not turn.start else "recomputed" if lost else "warm"
+        self.stats.recomputed_tokens.add("evicted", amount=recomputed if lost else 0)
+        self.stats.prompt_tokens.add("computed", amount=computed)
+        self.stats.prompt_tokens.add("session", amount=reused)
+        self.stats.queue.observe((turn.admitted or turn.arrival) - turn.arrival)
+        prompt_tokens = job.usage.prompt_tokens
+        seed = job.spec.sampling.seed
+        started = Started(turn.request_id, sequence.session_id, turn.start, prompt_tokens, computed, lost, seed)
+        self._emit(job, started)
+
+    def _report_prefill(self, job: Job, work: Work, out: torch.Tensor | None) -> None:
+        """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due."""
+        logprobs = self._prompt_logprobs(job, work, out)
+        if logprobs or work.start + work.count < job.turn.prompt_end:
+            base = job.usage.session_reused_tokens
+            self._emit(job, Prefill(work.start + work.count - base, job.usage.computed_tokens, logprobs))
+
+    def _prompt_logprobs(self, job: Job, work: Work, out: torch.Tensor | None) -> tuple[TokenLogprob, ...]:
+        """Logprobs of the prompt tokens that follow a position of this chunk; the row of p - 1 tells about token p."""
+        if not job.spec.prompt_logprobs or out is None:
+            return ()
+        first = max(work.start + 1, job.logprobs_from)
+        end = min(work.start + work.count + 1, job.turn.prompt_end)
+        if first >= end:
+            return ()
+        job.logprobs_from = end
+        rows = out[first - 1 - work.start : end - 1 - work.start]
+        return tuple(token_logprobs(rows, job.sequence.tokens[first:end], job.spec.top_logprobs or 0))
+
+    def _accept(self, job: Job, drawn: Sampled, now: float) -> None:
+        """Append a sampled token to the ledger, put it on the stream, and end the turn if it says so."""
+        spec, token = job.spec, drawn.token_id
+        job.generated += 1
+        self.stats.generated_tokens += 1
+        self._time_token(job, now)
+        if token in spec.stop_token_ids and token not in spec.eos_token_ids and not spec.include_stop:
+            self._finish(job, FinishReason.STOP_TOKEN, token=token)  # neither in the output nor in the ledger
+            return
+        position = len(job.sequence.tokens)
+        job.sequence.tokens.append(token)
+        step = spec.text.push(token) if spec.text else None
+        logprobs = (drawn.logprob,) if drawn.logprob else ()
+        self._emit(job, Tokens(position, (token,), step.text if step else "", logprobs))
+        if token in spec.eos_token_ids:
+            self._finish(job, FinishReason.EOS, token=token)
+        elif token in spec.stop_token_ids:
+            self._finish(job, FinishReason.STOP_TOKEN, token=token)
+        elif step and step.stop is not None:
+            self._finish(job, FinishReason.STOP_SEQUENCE, text=step.stop, overhang=step.overhang_tokens)
+        elif job.generated >= spec.max_tokens:
+            self._finish(job, FinishReason.MAX_TOKENS if not spec.open_ended else FinishReason.CONTEXT_FULL)
+        elif len(job.sequence.tokens) >= job.turn.limit:
+            self._finish(job, FinishReason.CONTEXT_FULL)
+
+    def _time_token(self, job: Job, now: float) -> None:
+        gap = job.note_token(now)
+        if gap is None:
+            self.stats.time_to_first_token[job.context].observe(now - job.turn.arrival)
+            self.stats.prefill.observe(now - (job.turn.admitted or job.turn.arrival))
+        else:
+            self.stats.inter_token.observe(gap)
+
+    def _finish(
+        self,
+        job: Job,
+        reason: FinishReason,
+        *,
+        token: int | None = None,
+        text: str | None = None,
+        overhang: int = 0,
+        policy: CommitPolicy = CommitPolicy.KEEP_PARTIAL,
+    ) -> None:
+        """End a turn with Finished. `policy` is for ends that did not come by themselves."""
+        if text is None and job.spec.text and (rest := job.spec.text.finish()):
+            self._emit(job, Tokens(len(job.sequence.tokens), (), rest))
+        self._leave(job, policy, cancelled=reason in (FinishReason.CANCELLED, FinishReason.DRAINING))
+        self._count(job, reason)
+        self._emit(
+            job,
+            Finished(
+                reason,
+                len(job.sequence.tokens),
+                usage=job.usage,
+                timings=job.timings(self.clock()),
+                cache=self._usage_of(job.sequence),
+                matched_token_id=token,
+                matched_text=text,
+                ledger_overhang_tokens=overhang,
+            ),
+        )
+
+    def _fail(self, job: Job, error: SegueError) -> None:
+        """End a turn with an error. A turn that never started leaves no trace; another follows its commit policy."""
+        started = job.turn.admitted is not None
+        self._leave(job, job.spec.commit_policy if started else CommitPolicy.ROLLBACK, cancelled=True)
+        self._count(job, FinishReason.ERROR)
+        self._emit(job, Failed(error, len(job.sequence.tokens)))
+
+    def _leave(self, job: Job, policy: CommitPolicy, *, cancelled: bool) -> None:
+        """Take the turn out of the batch and bring the ledger to what its policy says."""
+        del self._jobs[job.spec.request_id]
+        turn, sequence = job.turn, job.sequence
+        job.usage = job.final_usage()
+        before = len(sequence.tokens)
+        if policy is CommitPolicy.ROLLBACK:
+            sequence.truncate(turn.start)
+        elif policy is CommitPolicy.KEEP_PROMPT:
+            sequence.truncate(turn.prompt_end)
+        if job.blocked_since is not None:
+            self.stats.stream_blocked_seconds += self.clock() - job.blocked_since
+        if cancelled and before > len(sequence.tokens):
+            self.stats.wasted_tokens.add("rolled_back", amount=before - len(sequence.tokens))
+        self.scheduler.leave(sequence, self.clock())
+
+    # Small helpers
+
+    def _job(self, sequence: Sequence) -> Job:
+        if sequence.turn is None:
+            raise AssertionError(f"session {sequence.session_id} runs without a turn")
+        return self._jobs[sequence.turn.request_id]
+
+    def _slice(self, work: Work) -> Slice:
+        job = self._job(work.sequence)
+        want = Want.NOTHING
+        if job.spec.prompt_logprobs and work.start < job.turn.prompt_end:
+            want = Want.ALL
+        elif work.reaches_end and job.spec.samples:
+            want = Want.LAST
+        tokens = work.sequence.tokens[work.start : work.start + work.count]
+        return Slice(tokens, work.start, work.sequence.cache.pages, want)
+
+    def _emit(self, job: Job, event: Event) -> None:
+        self._outbox.append((job.spec.sink, event))
+
+    def _usage_of(self, sequence: Sequence) -> CacheUsage:
+        cache, page_bytes = sequence.cache, self.runner.page_bytes
+        return CacheUsage(
+            used_bytes=cache.computed * (page_bytes // PAGE_TOKENS),
+            reserved_bytes=len(cache.pages) * page_bytes,
+            cached_tokens=cache.computed,
+            estimated_rebuild=cache.computed * self._seconds_per_token,
+        )
+
+    def _measure(self, plan: Plan, seconds: float) -> None:
+        """Account for a forward pass; one that computes any prompt counts as prefill."""
+        prompt = sum(w.count for w in plan.work if w.count > 1)
+        phase = "prefill" if prompt else "decode"
+        self.stats.step[phase].observe(seconds)
+        self.stats.busy_seconds.add(phase, amount=seconds)
+        self.stats.step_batch_size.observe(len(plan.work))
+        self.stats.last_step_time = time.time()
+        if prompt >= 2 * PAGE_TOKENS:
+            each = seconds / prompt
+            self._seconds_per_token += 0.2 * (each - self._seconds_per_token) if self._seconds_per_token else each
+
+    def _count(self, job: Job, reason: FinishReason) -> None:
+        stats = self.stats
+        stats.turns.add(reason.name.lower())
+        stats.turn_duration.observe(self.clock() - job.turn.arrival)
+        stats.turn_prompt_tokens.observe(job.turn.prompt_end - job.turn.start)
+        stats.turn_generated_tokens.observe(job.generated)
+        stats.session_context_tokens.observe(len(job.sequence.tokens))
+        if job.generated > 1 and job.first_token is not None and job.last_token is not None:
+            stats.time_per_output_token.observe((job.last_token - job.first_token) / (job.generated - 1))

@@ -1,0 +1,111 @@
+"""The thread the engine lives on, and the only way in and out: an inbox of calls, one wake-up of the loop a step."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from segue_server.engine import Engine
+from segue_server.events import Event
+from segue_server.jobs import Sink
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IDLE_WAIT = 1.0  # seconds; the longest an idle engine sleeps before it looks at the clock again
+
+
+class EngineThread:
+    """Runs `engine` on a thread of its own; everything else talks to it from the event loop that started it."""
+
+    def __init__(self, engine: Engine, *, on_crash: Callable[[BaseException], None]) -> None:
+        """`on_crash` is called on the loop if the engine itself fails, not just a step: nothing moves after that."""
+        self.engine = engine
+        self._on_crash = on_crash
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Let the step in progress end, then the thread."""
+        self.post(self._stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Run `call` on the engine thread before its next step; nobody waits for it."""
+        self._inbox.put(lambda: void(call))
+
+    async def call(self, call: Callable[[], T]) -> T:
+        """Run `call` on the engine thread before its next step, and return or raise what it does."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._inbox.put(lambda: self._answer(future, call))
+        return await future
+
+    def _answer(self, future: "asyncio.Future[T]", call: Callable[[], T]) -> None:
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller
+            self._loop.call_soon_threadsafe(_set_exception, future, error)
+        else:
+            self._loop.call_soon_threadsafe(_set_result, future, result)
+
+    def _run(self) -> None:
+        try:
+            busy = False
+            while not self._stopping:
+                self._take_inbox(0.0 if busy else self._wait())
+                busy = self.engine.step()
+                self._publish()
+        except BaseException as error:
+            log.critical("the engine has failed", exc_info=True)
+            self._loop.call_soon_threadsafe(self._on_crash, error)
+            raise
+
+    def _wait(self) -> float:
+        return min(max(self.engine.next_deadline() - self.engine.clock(), 0.0), IDLE_WAIT)
+
+    def _take_inbox(self, wait: float) -> None:
+        """Run the calls that are there, after waiting up to `wait` seconds for the first."""
+        try:
+            self._inbox.get(timeout=wait)() if wait else self._inbox.get_nowait()()
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            return
+
+    def _publish(self) -> None:
+        if outbox := self.engine.take_outbox():
+            self._loop.call_soon_threadsafe(_deliver, outbox)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+
+def _deliver(outbox: list[tuple[Sink, Event]]) -> None:
+    for sink, event in outbox:
+        sink.deliver(event)
+
+
+def _set_result(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: "asyncio.Future[T]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def void(call: Callable[[], object]) -> None:
+    """Run a call whose failure nobody waits for: it is logged."""
+    try:
+        call()
+    except Exception:
+        log.exception("a posted call failed")

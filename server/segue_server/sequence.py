@@ -1,0 +1,66 @@
+"""A session as the engine sees it: its tokens, how far they are computed, and at most one turn. Integers only.
+
+There is no prefill phase and no decode phase: `computed` catches up with `len(tokens)`.
+"""
+
+from dataclasses import dataclass, field
+
+from segue_server.cache.session import SessionCache
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One request's claim on a sequence, from its arrival until it leaves. Times are of the engine's clock."""
+
+    request_id: str
+    start: int  # ledger length before the turn
+    prompt_end: int  # ledger length after its prompt
+    limit: int  # ledger length at which it ends; == prompt_end when nothing is sampled
+    promise: int  # ledger length that admission must find room for
+    reuse_limit: int  # KV from this position on is computed again: the logits that come with it are needed
+    arrival: float
+    priority: int = 0
+    queue_deadline: float = float("inf")
+    time_limit: float = float("inf")  # seconds from admission
+    paused: bool = False  # its reader is too slow
+    admitted: float | None = None  # None while it waits for its first admission
+    running: bool = False
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Who goes first, in the queue and in the pool: priority, then age."""
+        return -self.priority, self.arrival
+
+
+@dataclass(slots=True, kw_only=True)
+class Sequence:
+    """The ledger of a session, in memory, and the KV that belongs to it."""
+
+    session_id: str
+    cache: SessionCache
+    tokens: list[int] = field(default_factory=list)
+    turn: Turn | None = None
+    priority: int = 0  # of the session, for eviction
+    pinned: bool = False
+    last_used: float = 0.0
+    seen: int = 0  # positions that have been computed at some time, though their KV may be gone
+
+    @property
+    def remaining(self) -> int:
+        """Positions that are in the ledger and have no KV yet."""
+        return len(self.tokens) - self.cache.computed
+
+    @property
+    def running(self) -> bool:
+        return self.turn is not None and self.turn.running
+
+    def advance(self, tokens: int) -> None:
+        """Note that a forward pass has computed the next positions."""
+        self.cache.advance(tokens)
+        self.seen = max(self.seen, self.cache.computed)
+
+    def truncate(self, position: int) -> None:
+        """Cut the ledger back to `position`, KV included."""
+        del self.tokens[position:]
+        self.cache.rewind(position)
+        self.seen = min(self.seen, position)

@@ -1,0 +1,488 @@
+"""What each call means. The transport translates to and from it, and the engine does what it orders.
+
+Runs on the event loop; nothing here waits for anything but the engine's answers and the reader of a stream. A turn is
+held by `async with`: however the block is left, the turn is cancelled if it still runs. Its session is freed by the
+event that ends it, on every path, queued or running, and nowhere else.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from segue_server.engine_thread import EngineThread
+from segue_server.errors import (
+    Draining,
+    EtagMismatch,
+    FeatureAbsent,
+    FieldInvalid,
+    PositionMismatch,
+    RequestIdReused,
+    SegueError,
+    SessionBusy,
+    SessionNotFound,
+)
+from segue_server.events import Event, Finished
+from segue_server.jobs import TurnSpec
+from segue_server.orders import Orders, Pool
+from segue_server.requests import (
+    AppendRequest,
+    BusyPolicy,
+    CancelCause,
+    ChatTurn,
+    CommitPolicy,
+    ContextPolicy,
+    CreateSessionRequest,
+    FinishReason,
+    GenerateRequest,
+    Input,
+    ListSessionsRequest,
+    OutputOptions,
+    SamplingParams,
+    SessionSettings,
+    TextInput,
+)
+from segue_server.served import ServedModel
+from segue_server.sessions import ActiveTurn, Session, SessionRegistry, new_session_id
+from segue_server.stats import ServiceStats
+from segue_server.stream import TurnStream
+from segue_server.turns import Turns
+from segue_server.validation import Checker
+from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
+
+REAP_INTERVAL = 0.5  # seconds between two looks for expired sessions
+REPLAY_WINDOW = 600.0  # seconds a CreateSession request id is remembered
+LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
+RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is taken over
+
+CAPABILITIES = ("busy:queue", "busy:replace", "logprobs", "prompt_logprobs", "append", "tier:device")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that a caller is reading."""
+
+    request_id: str
+    session_id: str
+    stream: TurnStream
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
+        """(sequence, event) until Finished. Raises the SegueError of a turn that failed."""
+        return self.stream.read()
+
+
+class Service:
+    """Sessions, turns and descriptions. One per server, on its event loop."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: EngineThread,
+        limits: Limits,
+        *,
+        version: str,
+        build: str,
+        queue_timeout: float,
+    ) -> None:
+        runner = engine.engine.runner
+        self.stats = ServiceStats()
+        self.draining = False
+        self._model = model
+        self._engine = engine
+        self._limits = limits
+        self._version, self._build = version, build
+        self._queue_timeout = queue_timeout
+        self._orders = Orders(model, Pool(runner.num_pages, runner.page_bytes))
+        self._sessions = SessionRegistry(max_sessions=limits.max_sessions, tombstone_ttl=limits.tombstone_ttl)
+        self._turns = Turns(engine, self.stats, max_queued=limits.max_queued_requests, on_end=self._turn_ended)
+        self._created: dict[str, tuple[CreateSessionRequest, str, float]] = {}  # by request id: AIP-155
+        self._began = time.monotonic()
+        self._rate: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
+
+    # Sessions
+
+    async def create_session(self, request: CreateSessionRequest, *, caller: str) -> SessionView:
+        """Open a session and compute its prefix. The same request id within ten minutes gives the same session."""
+        self._refuse_when_draining()
+        checker = self._checker()
+        checker.create_session(request, self._model.kv_dtype)
+        checker.done()
+        if (known := self._created_before(request)) is not None:
+            return self._view(known)
+        session = await self._open(request, caller)
+        try:
+            if request.prefix is not None:
+                await self._append_prefix(session, request.prefix)
+        except BaseException:
+            self._forget(session)
+            raise
+        if request.request_id:
+            self._created[request.request_id] = request, session.session_id, time.monotonic()
+        self.stats.sessions_opened.add("create")
+        return self._view(session)
+
+    async def get_session(self, session_id: str) -> SessionView:
+        return self._view(self._sessions.get(session_id))
+
+    async def list_sessions(self, request: ListSessionsRequest) -> SessionPage:
+        checker = self._checker()
+        checker.list_sessions(request)
+        checker.done()
+        used = {s.session_id: self._engine.engine.cache_usage(s.session_id).used_bytes for s in self._sessions}
+        sessions, token = self._sessions.page(request, used)
+        return SessionPage(tuple(self._view(session) for session in sessions), token)
+
+    async def delete_session(
+        self, session_id: str, *, etag: str = "", force: bool = False, allow_missing: bool = False
+    ) -> int:
+        """Forget a session; returns the KV bytes that became free. With `force` a turn in flight is cancelled first."""
+        try:
+            session = self._sessions.get(session_id)
+        except SessionNotFound:
+            if allow_missing:
+                return 0
+            raise
+        if etag and etag != session.etag:
+            raise EtagMismatch(f"session {session_id!r} has changed", etag=session.etag)
+        if session.active and not force:
+            message = f"session {session_id!r} has a turn in flight"
+            raise SessionBusy(message, activeRequestId=session.active.request_id)
+        self._sessions.remove(session)
+        if session.active:
+            self._turns.leave(session.active, CancelCause.RPC)
+            await session.active.ended.wait()
+        self._count_end(session, "deleted")
+        return await self._engine.call(partial(self._engine.engine.close, session_id))
+
+    # Turns
+
+    @contextlib.asynccontextmanager
+    async def generate(
+        self, request: GenerateRequest, *, caller: str, time_remaining: Callable[[], float | None]
+    ) -> AsyncIterator[Turn]:
+        """One turn. Leaving the block early cancels it, and the commit policy decides what the ledger keeps."""
+        self._refuse_when_draining()
+        arrival = self._engine.engine.clock()
+        checker = self._checker()
+        checker.generate(request)
+        checker.done()
+        if request.detach_grace:
+            raise FeatureAbsent("detach_grace is not among this server's capabilities", field="detach_grace")
+        request = replace(request, request_id=request.request_id or str(uuid.uuid4()))
+        patience = self._queue_timeout if request.queue_timeout is None else request.queue_timeout
+        session = self._sessions.get(request.session_id) if request.session_id else await self._open_ephemeral(caller)
+
+        def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
+            return self._orders.generate(session, request, prompt, arrival=arrival, patience=patience, sink=turn.stream)
+
+        claim = self._claim(session, request.request_id, request.output, request.busy_policy, patience, time_remaining)
+        async with claim as turn:
+            self._check_position(session, request.expected_position)
+            await self._submit(turn, request.input, order)
+            yield Turn(turn.request_id, session.session_id, turn.stream)
+
+    @contextlib.asynccontextmanager
+    async def append(
+        self, request: AppendRequest, *, caller: str, time_remaining: Callable[[], float | None]
+    ) -> AsyncIterator[Turn]:
+        """Append tokens and compute them without sampling."""
+        del caller  # the session exists already, and with it its salt
+        self._refuse_when_draining()
+        arrival = self._engine.engine.clock()
+        checker = self._checker()
+        checker.append(request)
+        checker.done()
+        session = self._sessions.get(request.session_id)
+        request_id = request.request_id or str(uuid.uuid4())
+        patience = self._queue_timeout
+
+        def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
+            return self._orders.append(
+                session,
+                request_id,
+                prompt,
+                request.output,
+                defer_compute=request.defer_compute,
+                arrival=arrival,
+                patience=patience,
+                sink=turn.stream,
+            )
+
+        claim = self._claim(session, request_id, request.output, BusyPolicy.REJECT, patience, time_remaining)
+        async with claim as turn:
+            self._check_position(session, request.expected_position)
+            await self._submit(turn, request.input, order)
+            yield Turn(turn.request_id, session.session_id, turn.stream)
+
+    async def cancel(
+        self, *, request_id: str = "", session_id: str = "", commit_policy: CommitPolicy | None = None
+    ) -> tuple[bool, Finished | None]:
+        """Cancel a turn and wait until it has left the batch. (False, None): it had finished before."""
+        turn = self._turns.find(request_id) if request_id else self._sessions.get(session_id).active
+        if turn is None:
+            return False, None
+        self._turns.leave(turn, CancelCause.RPC, policy=commit_policy)
+        await turn.ended.wait()
+        return True, turn.finished
+
+    # Descriptions
+
+    def model_info(self) -> ModelInfo:
+        return self._model.info()
+
+    def server_info(self) -> ServerInfo:
+        return ServerInfo(
+            version=self._version,
+            build=self._build,
+            capabilities=CAPABILITIES,
+            limits=self._limits,
+            uptime=time.monotonic() - self._began,
+        )
+
+    def load(self) -> Load:
+        engine, kv = self._engine.engine, self._engine.engine.kv_bytes()
+        used = kv.active + kv.pinned
+        last_step = engine.stats.last_step_time
+        return Load(
+            running_requests=self._turns.running,
+            queued_requests=self._turns.queued,
+            kv_used_bytes=used,
+            kv_evictable_bytes=kv.idle,
+            kv_free_bytes=kv.capacity - kv.held,
+            sessions=len(self._sessions),
+            generated_tokens_per_second=self._token_rate(),
+            since_last_step=time.time() - last_step if last_step else time.monotonic() - self._began,
+            draining=self.draining,
+        )
+
+    def tokenize(self, given: Input, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Ids and pieces of a text, or of a chat as the first turn of a session would append it."""
+        checker = self._checker()
+        checker.input("input", given)
+        checker.done()
+        tokenizer = self._model.prompts.need_tokenizer("input")
+        if isinstance(given, TextInput):
+            ids = tokenizer.encode(given.text, add_special_tokens=add_special_tokens)
+        elif isinstance(given, ChatTurn):
+            ids = self._model.prompts.encode(given, ledger=(), reply_open=False)
+        else:
+            raise FieldInvalid.one("input", "must be text or chat")
+        return ids, [tokenizer.piece(token) for token in ids]
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        checker = self._checker()
+        checker.token_ids("token_ids", ids)
+        checker.done()
+        return self._model.prompts.need_tokenizer("token_ids").decode(ids, skip_special=skip_special_tokens)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def session_states(self) -> dict[str, int]:
+        """How many sessions are in which state, for the metrics."""
+        counts = dict.fromkeys(("idle", "queued", "running", "moving"), 0)
+        for session in self._sessions:
+            counts[session.state.name.lower()] += 1
+        return counts
+
+    @property
+    def waiting_behind(self) -> int:
+        """Turns that wait for another one of their own session."""
+        return self._turns.waiting_behind
+
+    # Life
+
+    async def reap(self) -> None:
+        """Expire idle sessions, for ever; run as a task."""
+        while True:
+            await asyncio.sleep(REAP_INTERVAL)
+            self._rate.append((time.monotonic(), self._engine.engine.stats.generated_tokens))
+            for session in self._sessions.expired(time.time()):
+                self._sessions.bury(session)
+                self._count_end(session, "expired")
+                self._engine.post(partial(self._engine.engine.close, session.session_id))
+            self._sessions.forget_tombstones(time.time())
+            horizon = time.monotonic() - REPLAY_WINDOW
+            self._created = {i: entry for i, entry in self._created.items() if entry[2] >= horizon}
+
+    async def drain(self, grace: float) -> None:
+        """Take no new turns, give running ones `grace` seconds, then end them with Finished{DRAINING}."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._turns.wait_idle()
+        await self._turns.end_all(CancelCause.DRAIN, FinishReason.DRAINING)
+
+    # Helpers
+
+    def _checker(self) -> Checker:
+        return Checker(self._limits, self._model.config.vocab_size)
+
+    def _refuse_when_draining(self) -> None:
+        if self.draining:
+            self.stats.rejections.add("draining")
+            raise Draining("the server is shutting down and takes no new work")
+
+    def _created_before(self, request: CreateSessionRequest) -> Session | None:
+        known = self._created.get(request.request_id) if request.request_id else None
+        if known is None:
+            return None
+        if known[0] != request:
+            raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
+        return self._sessions.get(known[1])
+
+    async def _open(self, request: CreateSessionRequest, caller: str) -> Session:
+        settings = request.settings.over(self._default_settings(caller))
+        session = Session(
+            session_id=request.session_id or new_session_id(),
+            settings=self._clamped(settings),
+            display_name=request.display_name,
+            labels=dict(request.labels),
+        )
+        await self._register(session)
+        return session
+
+    async def _open_ephemeral(self, caller: str) -> Session:
+        session = Session(session_id=new_session_id(), settings=self._default_settings(caller), ephemeral=True)
+        await self._register(session)
+        self.stats.sessions_opened.add("ephemeral")
+        return session
+
+    async def _register(self, session: Session) -> None:
+        try:
+            self._sessions.open(session)
+        except SegueError as error:
+            if error.reason == "SESSION_LIMIT":
+                self.stats.rejections.add("session_limit")
+            raise
+        priority, pinned = session.settings.priority or 0, bool(session.settings.pinned)
+        opened = partial(self._engine.engine.open, session.session_id, priority=priority, pinned=pinned)
+        self._engine.post(opened)
+
+    def _forget(self, session: Session) -> None:
+        """Take back a session that never came to be; its turn, if any, has been told to leave."""
+        self._sessions.remove(session)
+        self._engine.post(partial(self._engine.engine.close, session.session_id))
+
+    def _default_settings(self, caller: str) -> SessionSettings:
+        return SessionSettings(
+            ttl=self._limits.default_ttl,
+            max_context_tokens=self._model.max_context_tokens,
+            kv_dtype=self._model.kv_dtype,
+            context_policy=ContextPolicy.REJECT,
+            keep_tokens=0,
+            commit_policy=CommitPolicy.KEEP_PARTIAL,
+            priority=0,
+            pinned=False,
+            cache_salt=caller,
+            default_sampling=SamplingParams(),
+        )
+
+    def _clamped(self, settings: SessionSettings) -> SessionSettings:
+        return replace(
+            settings,
+            ttl=min(settings.ttl or self._limits.default_ttl, self._limits.max_ttl),
+            max_context_tokens=min(
+                settings.max_context_tokens or self._model.max_context_tokens, self._model.max_context_tokens
+            ),
+        )
+
+    async def _append_prefix(self, session: Session, prefix: Input) -> None:
+        if isinstance(prefix, ChatTurn):
+            prefix = replace(prefix, add_generation_prompt=False)  # a prefix ends before the first reply
+        request = AppendRequest(session_id=session.session_id, input=prefix)
+        async with self.append(request, caller="", time_remaining=lambda: None) as turn:
+            async for _ in turn:
+                pass
+
+    @contextlib.asynccontextmanager
+    async def _claim(
+        self,
+        session: Session,
+        request_id: str,
+        output: OutputOptions,
+        policy: BusyPolicy,
+        patience: float,
+        time_remaining: Callable[[], float | None],
+    ) -> AsyncIterator[ActiveTurn]:
+        """The session's turn in flight, for as long as the block lasts."""
+        try:
+            turn = await self._turns.claim(session, request_id, output, policy, patience)
+        except BaseException:
+            if session.ephemeral:
+                self._forget(session)
+            raise
+        try:
+            yield turn
+        finally:
+            left = time_remaining()
+            self._turns.leave(turn, CancelCause.DEADLINE if left is not None and left <= 0 else CancelCause.DISCONNECT)
+
+    def _check_position(self, session: Session, expected: int | None) -> None:
+        if expected is not None and expected != session.position:
+            message = f"the ledger holds {session.position} tokens, not {expected}"
+            raise PositionMismatch(message, actualPosition=str(session.position))
+
+    async def _submit(self, turn: ActiveTurn, given: Input, order: Callable[[list[int], ActiveTurn], TurnSpec]) -> None:
+        """Encode the input and hand the turn to the engine."""
+        session = turn.session
+        encode = partial(
+            self._model.prompts.encode,
+            given,
+            ledger=self._engine.engine.tokens(session.session_id),
+            reply_open=session.reply_open,
+        )
+        prompt = await asyncio.to_thread(encode) if _is_long(given) else encode()
+        spec = order(prompt, turn)
+        if session.turns:
+            self.stats.session_idle.observe(time.time() - session.last_used_time)
+        session.touch()
+        turn.submitted = True
+        self._engine.post(partial(self._engine.engine.submit, spec))
+
+    def _turn_ended(self, session: Session) -> None:
+        if session.ephemeral:
+            self._forget(session)
+
+    def _count_end(self, session: Session, reason: str) -> None:
+        self.stats.sessions_ended.add(reason)
+        self.stats.session_lifetime.observe(time.time() - session.create_time)
+
+    def _view(self, session: Session) -> SessionView:
+        return SessionView(
+            session_id=session.session_id,
+            display_name=session.display_name,
+            labels=session.labels,
+            state=session.state,
+            position=session.position,
+            etag=session.etag,
+            turn_count=len(session.turns),
+            active_request_id=session.active.request_id if session.active else "",
+            cache=self._engine.engine.cache_usage(session.session_id),
+            settings=session.settings,
+            create_time=session.create_time,
+            last_used_time=session.last_used_time,
+            expire_time=session.expire_time,
+            model_fingerprint=self._model.fingerprint,
+        )
+
+    def _token_rate(self) -> float:
+        if len(self._rate) < 2:
+            return 0.0
+        (since, before), (until, after) = self._rate[0], self._rate[-1]
+        return (after - before) / max(until - since, 1e-9)
+
+
+def _is_long(given: Input) -> bool:
+    match given:
+        case TextInput(text):
+            return len(text) >= LONG_TEXT
+        case ChatTurn(messages):
+            return sum(len(message.content) for message in messages) >= LONG_TEXT
+        case _:
+            return False

@@ -1,0 +1,200 @@
+"""The sessions the server knows, as the event loop sees them: settings, times, turns. The tokens live in the engine."""
+
+import asyncio
+import base64
+import binascii
+import heapq
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from segue_server.errors import FieldInvalid, SessionExists, SessionExpired, SessionLimit, SessionNotFound
+from segue_server.events import Finished
+from segue_server.requests import FinishReason, ListSessionsRequest, SessionSettings
+from segue_server.stream import TurnStream
+from segue_server.views import SessionState
+
+DEFAULT_PAGE_SIZE = 50
+MAX_PAGE_SIZE = 1000
+ORDERS = ("create_time", "last_used_time", "cache.used_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """A turn that has ended: where it lies in the ledger."""
+
+    request_id: str
+    start: int
+    generated_start: int
+    end: int
+    finish_reason: FinishReason
+
+    @property
+    def sampled(self) -> bool:
+        return self.end > self.generated_start
+
+
+@dataclass(slots=True, eq=False)
+class ActiveTurn:
+    """The turn in flight of a session."""
+
+    request_id: str
+    session: "Session"
+    stream: TurnStream = field(init=False)
+    start: int = 0
+    prompt_end: int = 0
+    submitted: bool = False  # the engine has it
+    started: bool = False
+    leaving: bool = False  # it has been cancelled, and leaves the batch before the next step
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: Finished | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One conversation. Times are Unix seconds."""
+
+    session_id: str
+    settings: SessionSettings
+    display_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    position: int = 0  # ledger length as far as it has been put on a stream
+    version: int = 0  # counts changes of ledger and settings
+    turns: list[TurnRecord] = field(default_factory=list)
+    active: ActiveTurn | None = None
+    ephemeral: bool = False
+    create_time: float = field(default_factory=time.time)
+    last_used_time: float = field(default_factory=time.time)
+
+    @property
+    def etag(self) -> str:
+        """Changes with every change of ledger or settings, and differs between two sessions of one name."""
+        return f"{int(self.create_time * 1e6):x}-{self.version:x}"
+
+    @property
+    def state(self) -> SessionState:
+        if self.active is None:
+            return SessionState.IDLE
+        return SessionState.RUNNING if self.active.started else SessionState.QUEUED
+
+    @property
+    def ttl(self) -> float:
+        return self.settings.ttl or 0.0
+
+    @property
+    def expire_time(self) -> float:
+        return self.last_used_time + self.ttl
+
+    @property
+    def reply_open(self) -> bool:
+        """The ledger ends with sampled tokens."""
+        return bool(self.turns) and self.turns[-1].sampled and self.turns[-1].end == self.position
+
+    def touch(self) -> None:
+        self.last_used_time = time.time()
+
+    def changed(self) -> None:
+        """The ledger or the settings are not what they were."""
+        self.version += 1
+        self.touch()
+
+
+class SessionRegistry:
+    """All sessions by id, and the tombstones of those that expired. Event loop only."""
+
+    def __init__(self, *, max_sessions: int, tombstone_ttl: float) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._tombstones: dict[str, float] = {}  # session id -> when it expired
+        self._max_sessions = max_sessions
+        self._tombstone_ttl = tombstone_ttl
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def open(self, session: Session) -> None:
+        """Raises SessionExists or SessionLimit."""
+        if session.session_id in self._sessions:
+            raise SessionExists(session.session_id, f"session {session.session_id!r} exists already")
+        if len(self._sessions) >= self._max_sessions:
+            raise SessionLimit(f"{self._max_sessions} sessions are open, and that is the limit")
+        self._tombstones.pop(session.session_id, None)
+        self._sessions[session.session_id] = session
+
+    def get(self, session_id: str) -> Session:
+        """Raises SessionNotFound, or SessionExpired while the tombstone stands."""
+        if session := self._sessions.get(session_id):
+            return session
+        if (expired := self._tombstones.get(session_id)) is not None:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expired))
+            raise SessionExpired(session_id, f"session {session_id!r} expired at {when}", expireTime=when)
+        raise SessionNotFound(session_id, f"there is no session {session_id!r}")
+
+    def remove(self, session: Session) -> None:
+        self._sessions.pop(session.session_id, None)
+
+    def expired(self, now: float) -> list[Session]:
+        """Idle sessions whose time to live is over."""
+        return [s for s in self._sessions.values() if s.active is None and now >= s.expire_time]
+
+    def bury(self, session: Session) -> None:
+        """Replace an expired session by a tombstone."""
+        self.remove(session)
+        self._tombstones[session.session_id] = session.expire_time
+
+    def forget_tombstones(self, now: float) -> None:
+        self._tombstones = {s: t for s, t in self._tombstones.items() if now - t < self._tombstone_ttl}
+
+    def page(self, request: ListSessionsRequest, used_bytes: Mapping[str, int]) -> tuple[list[Session], str]:
+        """One page in the order asked for, and the token of the next. Raises FieldInvalid."""
+        name, descending = _order(request.order_by)
+        size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+
+        def key(session: Session) -> tuple[float, str]:
+            value = {
+                "create_time": session.create_time,
+                "last_used_time": session.last_used_time,
+                "cache.used_bytes": float(used_bytes.get(session.session_id, 0)),
+            }[name]
+            return (-value if descending else value), session.session_id
+
+        after = _decode_page_token(request.page_token)
+        matching = [s for s in self._sessions.values() if _matches(s, request) and (after is None or key(s) > after)]
+        page = heapq.nsmallest(size, matching, key=key)
+        more = len(matching) > len(page)
+        return page, _encode_page_token(key(page[-1])) if more else ""
+
+
+def new_session_id() -> str:
+    return str(uuid.uuid4())
+
+
+def _matches(session: Session, request: ListSessionsRequest) -> bool:
+    if session.ephemeral or (request.states and session.state.name not in request.states):
+        return False
+    return all(session.labels.get(key) == value for key, value in request.labels.items())
+
+
+def _order(order_by: str) -> tuple[str, bool]:
+    name, _, direction = (order_by or ORDERS[0]).strip().partition(" ")
+    if name not in ORDERS or direction.strip() not in ("", "asc", "desc"):
+        raise FieldInvalid.one("order_by", f'one of {", ".join(ORDERS)}, with " desc" if wanted; got {order_by[:80]!r}')
+    return name, direction.strip() == "desc"
+
+
+def _encode_page_token(key: tuple[float, str]) -> str:
+    return base64.urlsafe_b64encode(f"{key[0]!r} {key[1]}".encode()).decode()
+
+
+def _decode_page_token(token: str) -> tuple[float, str] | None:
+    """The last key of the page before. Raises FieldInvalid on a token this server did not make."""
+    if not token:
+        return None
+    try:
+        value, _, session_id = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode().partition(" ")
+        return float(value), session_id
+    except (ValueError, binascii.Error):
+        raise FieldInvalid.one("page_token", "is not a token of an earlier answer") from None

@@ -1,0 +1,114 @@
+"""What the service answers: snapshots that a transport can translate and nobody can change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from segue_server.events import CacheUsage
+from segue_server.requests import SamplingParams, SessionSettings
+
+
+class SessionState(Enum):
+    """The values are those of the proto enum."""
+
+    IDLE = 1
+    QUEUED = 2
+    RUNNING = 3
+    MOVING = 4
+    EXPIRED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """A session as it stands now. Times are Unix seconds."""
+
+    session_id: str
+    display_name: str
+    labels: Mapping[str, str]
+    state: SessionState
+    position: int  # ledger length
+    etag: str
+    turn_count: int
+    active_request_id: str  # "" = no turn in flight
+    cache: CacheUsage
+    settings: SessionSettings
+    create_time: float
+    last_used_time: float
+    expire_time: float
+    model_fingerprint: str
+    forked_from: tuple[str, int] | None = None  # (session id, position)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    sessions: tuple[SessionView, ...]
+    next_page_token: str  # "" = the last page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """As in model.proto."""
+
+    model_id: str
+    fingerprint: str
+    layer_count: int
+    head_count: int
+    kv_head_count: int
+    head_dim: int
+    vocab_size: int
+    max_context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    rope_theta: float
+    weight_dtype: str
+    weight_bytes: int
+    parameter_count: int
+    kv_bytes_per_token: int
+    default_sampling: SamplingParams
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """As in model.proto. Durations in seconds."""
+
+    kv_budget_bytes: int
+    max_sessions: int
+    max_running_requests: int
+    max_queued_requests: int
+    max_prompt_tokens: int
+    max_stop_sequences: int
+    max_stop_sequence_chars: int
+    max_logit_bias_count: int
+    max_top_logprobs: int
+    default_ttl: float
+    max_ttl: float
+    tombstone_ttl: float
+    expiry_notice: float
+    max_pinned_bytes: int
+    prefill_chunk_tokens: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    version: str
+    build: str
+    capabilities: tuple[str, ...]
+    limits: Limits
+    uptime: float  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """As in model.proto."""
+
+    running_requests: int
+    queued_requests: int
+    kv_used_bytes: int
+    kv_evictable_bytes: int
+    kv_free_bytes: int
+    sessions: int
+    generated_tokens_per_second: float
+    since_last_step: float  # seconds
+    draining: bool
