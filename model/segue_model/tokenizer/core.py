@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
+from segue_model.tokenizer.controls import ControlTexts
 from segue_model.tokenizer.detokenizer import Detokenizer
 from segue_model.tokenizer.errors import TokenizerError
 from segue_model.tokenizer.files import Definition, read_files
@@ -22,6 +24,7 @@ class Tokenizer:
 
     __slots__ = (
         "_continuing",
+        "_control_texts",
         "_controls",
         "_parsing",
         "_plain",
@@ -29,7 +32,6 @@ class Tokenizer:
         "_suffix",
         "_table",
         "bos_token_id",
-        "control_texts",
         "eos_token_id",
         "special_ids",
         "vocab_size",
@@ -37,14 +39,14 @@ class Tokenizer:
 
     def __init__(self, definition: Definition) -> None:
         pipeline = Pipeline.parse(definition.json)
-        self._table = token_bytes(pipeline)
+        self._table = token_bytes(pipeline, at_least=definition.vocab_size)
         self._parsing = pipeline.backend()
         self._plain = pipeline.plain_backend()
         self._continuing = pipeline.plain_backend(continues=True) if pipeline.marks_start else self._plain
         self._controls = pipeline.special
         self.vocab_size = len(self._table.of)
         self.special_ids = self._table.special_ids
-        self.control_texts = frozenset(self._controls.values())
+        self._control_texts = ControlTexts(self._controls.values())
         self.bos_token_id = definition.bos_token_id
         self.eos_token_id = definition.eos_token_id
         self._prefix, self._suffix = _affixes(definition, self._parsing)
@@ -76,8 +78,12 @@ class Tokenizer:
         Text becomes a control token only with `allow_special`. `add_special_tokens` puts BOS and EOS around, where the
         model was trained that way.
         """
-        ids = _ids(self._parsing if allow_special else self._plain, text)
+        ids = _encode(self._parsing if allow_special else self._plain, text).ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def guarded(self, text: str, guard: str) -> str:
+        """`text` for `encode_guarded`: the character `guard` breaks whatever is, or could become, a control token."""
+        return self._control_texts.guarded(text, guard)
 
     def encode_guarded(self, text: str, guard: str) -> list[int]:
         """Like `encode(text, allow_special=True)` of `text` without `guard`, one character that it is taken out of.
@@ -86,7 +92,7 @@ class Tokenizer:
         """
         ids: list[int] = []
         done = 0
-        found = self._parsing.encode(text, add_special_tokens=False)
+        found = _encode(self._parsing, text)
         for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
             # The unknown token also stands for text that spells something else, hence the comparison.
             if token_id in self._controls and text[start:end].strip() == self._controls[token_id].strip():
@@ -97,7 +103,7 @@ class Tokenizer:
 
     def _encode_between(self, text: str, start: int, end: int, guard: str) -> list[int]:
         segment = text[start:end].replace(guard, "")
-        return _ids(self._continuing if start else self._plain, segment) if segment else []
+        return _encode(self._continuing if start else self._plain, segment).ids if segment else []
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. TokenizerError for an id outside the vocabulary."""
@@ -123,11 +129,11 @@ class Tokenizer:
             raise TokenizerError(f"token id {token_id} is outside the vocabulary, which has {self.vocab_size} tokens")
 
 
-def _ids(backend: Backend, text: str) -> list[int]:
+def _encode(backend: Backend, text: str) -> Encoding:
     try:
-        return backend.encode(text, add_special_tokens=False).ids
-    except UnicodeEncodeError as error:
-        raise TokenizerError(f"text is not valid Unicode: a lone surrogate at character {error.start}") from error
+        return backend.encode(text, add_special_tokens=False)
+    except TypeError as error:
+        raise TokenizerError("text holds a lone surrogate, which is not valid Unicode") from error
 
 
 def _affixes(definition: Definition, backend: Backend) -> tuple[list[int], list[int]]:

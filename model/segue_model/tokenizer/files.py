@@ -17,6 +17,7 @@ class Definition:
     eos_token_id: int | None
     adds_bos: bool | None  # None: as the tokenizer.json's post-processor does, and so for EOS
     adds_eos: bool = False
+    vocab_size: int = 0  # at least so many ids, where the highest ones name no token
 
 
 def added_token(token_id: int, text: str, *, special: bool) -> dict[str, Json]:

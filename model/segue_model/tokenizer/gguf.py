@@ -96,6 +96,7 @@ def _byte_level(keys: GgufKeys, vocabulary: _Vocabulary) -> Definition:
         eos_token_id=vocabulary.eos,
         adds_bos=keys.flag("add_bos_token", default=pre.adds_bos),
         adds_eos=keys.flag("add_eos_token", default=False),
+        vocab_size=len(vocabulary.tokens),
     )
 
 
@@ -123,6 +124,7 @@ def _sentencepiece(keys: GgufKeys, vocabulary: _Vocabulary) -> Definition:
         eos_token_id=vocabulary.eos,
         adds_bos=keys.flag("add_bos_token", default=True),
         adds_eos=keys.flag("add_eos_token", default=False),
+        vocab_size=len(vocabulary.tokens),
     )
 
 

@@ -33,10 +33,13 @@ class _Writer:
         return (self.separator + token).encode()
 
 
-def token_bytes(pipeline: Pipeline) -> TokenBytes:
-    """The table for `Detokenizer`. Raises TokenizerError for a decoder that cannot work one token at a time."""
+def token_bytes(pipeline: Pipeline, *, at_least: int = 0) -> TokenBytes:
+    """The table for `Detokenizer`, of `at_least` so many ids.
+
+    Raises TokenizerError for a decoder that cannot work one token at a time.
+    """
     texts = pipeline.token_texts()
-    size = max(texts, default=-1) + 1
+    size = max(max(texts, default=-1) + 1, at_least)
     if not 0 < size <= _MAX_VOCAB:
         raise TokenizerError(f"model.vocab: ids must lie between 0 and {_MAX_VOCAB - 1}, the largest is {size - 1}")
     writer = _writer(pipeline.definition.get("decoder"))
