@@ -1,0 +1,114 @@
+"""The service's snapshots -> protos. Names agree on both sides; what is not a plain value is converted one by one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from segue.v1 import model_pb2, session_pb2, types_pb2
+from segue_server.grpc_api.convert_events import cache_usage, duration
+from segue_server.grpc_api.convert_requests import KV_DTYPES
+from segue_server.requests import SamplingParams, SessionSettings, StopConditions
+from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
+
+_NANOS = 1_000_000_000
+_KV_DTYPE_VALUES: Mapping[str, int] = {name: value for value, name in KV_DTYPES.items()}
+_LIMIT_DURATIONS = ("default_ttl", "max_ttl", "tombstone_ttl", "expiry_notice")
+
+
+def session(view: SessionView) -> session_pb2.Session:
+    return session_pb2.Session(
+        session_id=view.session_id,
+        display_name=view.display_name,
+        labels=view.labels,
+        state=view.state.value,  # type: ignore[arg-type]  # the values are those of the proto enum
+        position=view.position,
+        etag=view.etag,
+        turn_count=view.turn_count,
+        active_request_id=view.active_request_id,
+        cache=_cache(view),
+        settings=_settings(view.settings),
+        create_time=_timestamp(view.create_time),
+        last_used_time=_timestamp(view.last_used_time),
+        expire_time=_timestamp(view.expire_time),
+        forked_from=_fork_origin(view.forked_from),
+        model_fingerprint=view.model_fingerprint,
+    )
+
+
+def session_page(page: SessionPage) -> session_pb2.ListSessionsResponse:
+    return session_pb2.ListSessionsResponse(
+        sessions=[session(view) for view in page.sessions], next_page_token=page.next_page_token
+    )
+
+
+def model_info(info: ModelInfo) -> model_pb2.ModelInfo:
+    return model_pb2.ModelInfo(**_set_fields(info) | {"default_sampling": _sampling(info.default_sampling)})
+
+
+def server_info(info: ServerInfo) -> model_pb2.ServerInfo:
+    return model_pb2.ServerInfo(
+        version=info.version,
+        build=info.build,
+        capabilities=info.capabilities,
+        limits=_limits(info.limits),
+        uptime=duration(info.uptime),
+    )
+
+
+def load(load: Load) -> model_pb2.Load:
+    return model_pb2.Load(**_set_fields(load) | {"since_last_step": duration(load.since_last_step)})
+
+
+def _limits(limits: Limits) -> model_pb2.Limits:
+    durations = {name: duration(getattr(limits, name)) for name in _LIMIT_DURATIONS}
+    return model_pb2.Limits(**_set_fields(limits) | durations)
+
+
+def _cache(view: SessionView) -> types_pb2.CacheUsage:
+    usage = cache_usage(view.cache)
+    usage.kv_dtype = _kv_dtype(view.settings.kv_dtype)  # type: ignore[assignment]  # enums are plain ints
+    return usage
+
+
+def _settings(settings: SessionSettings) -> session_pb2.SessionSettings:
+    converted = {
+        "ttl": duration(settings.ttl),
+        "kv_dtype": _kv_dtype(settings.kv_dtype),
+        "context_policy": settings.context_policy and settings.context_policy.value,
+        "commit_policy": settings.commit_policy and settings.commit_policy.value,
+        "default_sampling": _sampling(settings.default_sampling),
+        "default_stop": _stop(settings.default_stop),
+    }
+    return session_pb2.SessionSettings(**_set_fields(settings) | converted)
+
+
+def _sampling(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    return types_pb2.SamplingParams(**_set_fields(sampling))
+
+
+def _stop(stop: StopConditions) -> types_pb2.StopConditions:
+    return types_pb2.StopConditions(**_set_fields(stop) | {"time_limit": duration(stop.time_limit)})
+
+
+def _fork_origin(origin: tuple[str, int] | None) -> session_pb2.ForkOrigin | None:
+    return session_pb2.ForkOrigin(session_id=origin[0], position=origin[1]) if origin else None
+
+
+def _kv_dtype(name: str | None) -> int:
+    return types_pb2.KV_DTYPE_UNSPECIFIED if name is None else _KV_DTYPE_VALUES[name]
+
+
+def _timestamp(unix_seconds: float) -> Timestamp | None:
+    """None for infinity: the time will never come."""
+    if not math.isfinite(unix_seconds):
+        return None
+    seconds, nanos = divmod(round(unix_seconds * _NANOS), _NANOS)
+    return Timestamp(seconds=seconds, nanos=nanos)
+
+
+def _set_fields(view: SamplingParams | StopConditions | SessionSettings | ModelInfo | Limits | Load) -> dict[str, Any]:
+    """The fields of a dataclass that are not None, by name."""
+    return {field.name: value for field in fields(view) if (value := getattr(view, field.name)) is not None}

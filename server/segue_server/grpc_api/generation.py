@@ -1,0 +1,96 @@
+"""segue.v1.GenerationService."""
+# ruff: noqa: N802 - methods have the names of the proto
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from segue.v1 import generation_pb2
+from segue_server.events import Finished, Prefill, Tokens
+from segue_server.grpc_api.convert_events import finished, generate_event, logprobs
+from segue_server.grpc_api.convert_requests import COMMIT_POLICIES, append_request, generate_request
+from segue_server.grpc_api.form import CallContext, Form, caller_of, read
+from segue_server.grpc_api.port import Service, Turn
+from segue_server.requests import CommitPolicy, OutputOptions
+
+
+class GenerationServicer:
+    """Turns. Leaving `async with` early, for whatever reason, cancels the turn."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def Generate(
+        self, message: generation_pb2.GenerateRequest, context: CallContext
+    ) -> generation_pb2.GenerateResponse:
+        request = read(message, context, generate_request)
+        async with self._service.generate(
+            request, caller=caller_of(context), time_remaining=context.time_remaining
+        ) as turn:
+            return await _collect(turn, request.output)
+
+    async def GenerateStream(
+        self, message: generation_pb2.GenerateRequest, context: CallContext
+    ) -> AsyncIterator[generation_pb2.GenerateEvent]:
+        request = read(message, context, generate_request)
+        async with self._service.generate(
+            request, caller=caller_of(context), time_remaining=context.time_remaining
+        ) as turn:
+            async for sequence, event in turn:
+                yield generate_event(sequence, event, request.output)
+
+    async def AppendContext(
+        self, message: generation_pb2.AppendContextRequest, context: CallContext
+    ) -> AsyncIterator[generation_pb2.GenerateEvent]:
+        request = read(message, context, append_request)
+        async with self._service.append(
+            request, caller=caller_of(context), time_remaining=context.time_remaining
+        ) as turn:
+            async for sequence, event in turn:
+                yield generate_event(sequence, event, request.output)
+
+    async def CancelGeneration(
+        self, message: generation_pb2.CancelGenerationRequest, context: CallContext
+    ) -> generation_pb2.CancelGenerationResponse:
+        target = read(message, context, _cancel_target)
+        was_running, last = await self._service.cancel(
+            request_id=target.request_id, session_id=target.session_id, commit_policy=target.commit_policy
+        )
+        return generation_pb2.CancelGenerationResponse(
+            was_running=was_running, finished=finished(last) if last else None
+        )
+
+
+async def _collect(turn: Turn, output: OutputOptions) -> generation_pb2.GenerateResponse:
+    """All events of a turn in one answer."""
+    answer = generation_pb2.GenerateResponse(request_id=turn.request_id, session_id=turn.session_id)
+    texts: list[str] = []
+    async for _, event in turn:
+        match event:
+            case Tokens():
+                texts.append(event.text)
+                answer.logprobs.extend(logprobs(event.logprobs))
+                answer.token_ids.extend(event.token_ids if output.return_token_ids else ())
+            case Prefill():
+                answer.prompt_logprobs.extend(logprobs(event.prompt_logprobs))
+            case Finished():
+                answer.finished.CopyFrom(finished(event))
+    answer.text = "".join(texts) if output.return_text else ""
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    request_id: str
+    session_id: str
+    commit_policy: CommitPolicy | None
+
+
+def _cancel_target(form: Form, message: generation_pb2.CancelGenerationRequest) -> _Target:
+    """An empty id is refused: elsewhere it has meant "all"."""
+    if not (message.request_id or message.session_id):
+        form.refuse(message.WhichOneof("target") or "target", "name a request_id or a session_id")
+    return _Target(
+        request_id=message.request_id,
+        session_id=message.session_id,
+        commit_policy=form.choice("commit_policy", message.commit_policy, COMMIT_POLICIES),
+    )

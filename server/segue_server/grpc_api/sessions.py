@@ -1,0 +1,39 @@
+"""segue.v1.SessionService."""
+# ruff: noqa: N802 - methods have the names of the proto
+
+from segue.v1 import session_pb2
+from segue_server.grpc_api import convert_requests, convert_views
+from segue_server.grpc_api.form import CallContext, caller_of, check, read
+from segue_server.grpc_api.port import Service
+
+
+class SessionServicer:
+    """Create, look at and delete sessions."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def CreateSession(
+        self, message: session_pb2.CreateSessionRequest, context: CallContext
+    ) -> session_pb2.Session:
+        request = read(message, context, convert_requests.create_session_request)
+        return convert_views.session(await self._service.create_session(request, caller=caller_of(context)))
+
+    async def GetSession(self, message: session_pb2.GetSessionRequest, context: CallContext) -> session_pb2.Session:
+        check(message, context)
+        return convert_views.session(await self._service.get_session(message.session_id))
+
+    async def ListSessions(
+        self, message: session_pb2.ListSessionsRequest, context: CallContext
+    ) -> session_pb2.ListSessionsResponse:
+        request = read(message, context, convert_requests.list_sessions_request)
+        return convert_views.session_page(await self._service.list_sessions(request))
+
+    async def DeleteSession(
+        self, message: session_pb2.DeleteSessionRequest, context: CallContext
+    ) -> session_pb2.DeleteSessionResponse:
+        check(message, context)
+        freed = await self._service.delete_session(
+            message.session_id, etag=message.etag, force=message.force, allow_missing=message.allow_missing
+        )
+        return session_pb2.DeleteSessionResponse(freed_bytes=freed)
