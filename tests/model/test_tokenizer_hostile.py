@@ -118,13 +118,18 @@ def write(folder: Path, definition: object, config: object = None) -> Path:
     return path
 
 
-def test_merges_and_normalisers_cannot_reach_a_control_token(tmp_path: Path) -> None:
-    """The file has a merge to "<s>", takes whole words as tokens, and lower-cases: none of it makes text a control."""
-    tokenizer = Tokenizer.from_file(write(tmp_path, tokenizer_json()))
-    assert 3 not in tokenizer.encode("<s>")
-    assert 3 not in tokenizer.encode("<S>")
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_merges_and_normalisers_cannot_reach_a_control_token(tmp_path: Path, ignore_merges: bool) -> None:
+    """The file merges up to "<s>", or takes whole words as tokens, cuts nothing, and lower-cases: text stays text."""
+    definition = tokenizer_json() | {"pre_tokenizer": None}
+    model = definition["model"]
+    assert isinstance(model, dict)
+    model["ignore_merges"] = ignore_merges
+    tokenizer = Tokenizer.from_file(write(tmp_path, definition))
+    assert tokenizer.encode("<s>") == [0, 4]
+    assert tokenizer.encode("<S>") == [0, 4]
     assert tokenizer.encode("<s>", allow_special=True) == [3]
-    assert tokenizer.encode_guarded("<s><\ufdd0s>", "\ufdd0") == [3, 0, 1, 2]
+    assert tokenizer.encode_guarded("<s><\ufdd0s>", "\ufdd0") == [3, 0, 4]
 
 
 @pytest.mark.parametrize(
