@@ -33,14 +33,13 @@ class ServerOptions:
     max_receive_bytes: int = 4 * 1024 * 1024  # of one message
 
     def channel_arguments(self) -> list[tuple[str, int]]:
-        """gRPC ignores unknown keys in silence; the tests show that each of the keepalive ones has its effect."""
+        """gRPC ignores unknown keys in silence, so those about pings are tested by their effect."""
         return [
             ("grpc.keepalive_time_ms", round(self.keepalive_time * 1000)),
-            # gRPC never arms grpc.keepalive_timeout_ms (grpc/grpc#39239); this is the timeout that counts.
+            # gRPC core reads grpc.keepalive_timeout_ms and never arms it; this is the timeout that counts.
             ("grpc.http2.ping_timeout_ms", round(self.ping_timeout * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
-            # Our own pings go on through any silence, and no client is sent away for pinging.
-            ("grpc.http2.max_pings_without_data", 0),
+            # No client is sent away ("Too many pings") for pinging in a silence.
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.max_concurrent_streams", self.max_concurrent_streams),

@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 
+import pytest
 from grpc import aio
 
 from segue.v1 import generation_pb2, generation_pb2_grpc
 from segue_server.events import Finished, Started, Tokens
+from segue_server.grpc_api.server import ServerOptions, bind, build_server
 from segue_server.requests import FinishReason
 
 NOTICE_BOUND = 15.0  # seconds from the freeze of a client to the end of its turn
 SILENCE = 60.0
-LATE = 35.0  # seconds of silence before a client freezes: more pings than gRPC sends without data by default
+LATE = 45.0  # seconds of silence before a client freezes: the server's pings must not dry up without data
 IMPATIENT = [("grpc.keepalive_time_ms", 10_000), ("grpc.http2.max_pings_without_data", 0)]
 
 # Bytes in, bytes out: no protobuf, so that the process starts quickly.
@@ -72,16 +74,27 @@ async def silent(address):
         return [event.WhichOneof("event") async for event in stream]
 
 
-async def test_silence_survives_and_frozen_clients_are_noticed(address, service):
+@pytest.fixture
+async def mute_address(service, calls, health):
+    """A server that never pings: its pings would count as traffic and keep the client from sending its own."""
+    server = build_server(service, health=health, observer=calls, options=ServerOptions(keepalive_time=3600))
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_silence_survives_and_frozen_clients_are_noticed(address, mute_address, service):
     """A minute of silence breaks nobody's stream, and a frozen client ends its turn in under 15 s: while tokens are
     sent to it, while nothing is sent, and after a long silence."""
     service.script = script
-    kinds, sending, quiet, late = await asyncio.gather(
+    kinds, pinging_kinds, sending, quiet, late = await asyncio.gather(
         silent(address),
+        silent(mute_address),
         frozen(address, service, "sending", 1.0),
         frozen(address, service, "silent-early", 1.0),
         frozen(address, service, "silent-late", LATE),
     )
     print(f"\nfrozen client noticed after {sending:.1f} s (sending), {quiet:.1f} s (silent), {late:.1f} s (late)")
-    assert kinds == ["started", "finished"]
+    assert kinds == pinging_kinds == ["started", "finished"]
     assert max(sending, quiet, late) < NOTICE_BOUND
