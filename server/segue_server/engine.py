@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
-from segue_model.sampling import Sampled, SampleRequest, TokenLogprob, sample, token_logprobs
+from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLogprob, sample, token_logprobs
 from segue_server.cache.pages import PagePool
-from segue_server.errors import EngineError, QueueTimeout, SegueError
+from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionNotFound
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
 from segue_server.jobs import Job, Sink, TurnSpec, new_turn
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
@@ -70,14 +70,20 @@ class Engine:
         self.scheduler.open(session_id, priority=priority, pinned=pinned, now=self.clock())
 
     def close(self, session_id: str) -> int:
-        """Forget a ledger that has no turn in flight; returns the KV bytes that became free."""
+        """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
+        if session_id not in self.scheduler.sequences:
+            return 0
         return self.scheduler.close(session_id) * self.runner.page_bytes
 
     # Turns
 
     def submit(self, spec: TurnSpec) -> None:
         """Append the prompt to the ledger and queue the turn. The session has no other turn in flight."""
-        sequence = self.scheduler.sequences[spec.session_id]
+        sequence = self.scheduler.sequences.get(spec.session_id)
+        if sequence is None:
+            gone = SessionNotFound(spec.session_id, f"session {spec.session_id!r} was deleted meanwhile")
+            self._outbox.append((spec.sink, Failed(gone, 0)))
+            return
         turn = new_turn(spec, len(sequence.tokens))
         sequence.tokens.extend(spec.prompt)
         job = Job(spec, sequence, turn, logprobs_from=max(turn.start, 1))
@@ -113,13 +119,14 @@ class Engine:
         self._look_at_the_clock(now)
         plan = self.scheduler.schedule(now)
         self._announce(plan)
+        self._expire_queue(now)
         if not plan.work:
             return False
         try:
             logits = self._forward(plan)
             self._update(plan, logits, self._sample(plan, logits))
         except Exception as error:  # noqa: BLE001 - whatever the arithmetic raises must not end the engine
-            self._abandon(plan, error)
+            self._abandon(plan.work, error)
         return True
 
     def take_outbox(self) -> list[tuple[Sink, Event]]:
@@ -165,15 +172,19 @@ class Engine:
     # Stages of a step
 
     def _look_at_the_clock(self, now: float) -> None:
-        """End what has waited, run or blocked for too long."""
+        """End what has run or blocked for too long."""
         for job in list(self._jobs.values()):
             turn = job.turn
-            if turn.admitted is None and now >= turn.queue_deadline:
-                self._fail(job, QueueTimeout(f"no place in the batch within {job.spec.queue_timeout:g} s"))
-            elif turn.admitted is not None and now - turn.admitted >= turn.time_limit:
+            if turn.admitted is not None and now - turn.admitted >= turn.time_limit:
                 self._finish(job, FinishReason.TIME_LIMIT)
             elif self._blocked_for(job, now) >= self._slow_reader_limit:
                 self.cancel(turn.request_id, CancelCause.SLOW_CLIENT)
+
+    def _expire_queue(self, now: float) -> None:
+        """End what has waited for too long. After admission: a turn without patience may take a place that is free."""
+        for job in list(self._jobs.values()):
+            if job.turn.admitted is None and now >= job.turn.queue_deadline:
+                self._fail(job, QueueTimeout(f"no place in the batch within {job.spec.queue_timeout:g} s"))
 
     def _blocked_for(self, job: Job, now: float) -> float:
         """Seconds since the reader of a turn fell behind; the turn is paused as long as it lasts."""
@@ -215,13 +226,29 @@ class Engine:
                 jobs.append(job)
         if not rows:
             return {}
-        drawn = sample(rows[0] if len(rows) == 1 else torch.cat(rows), requests)
+        drawn = self._draw(rows, requests)
         self.stats.busy_seconds.add("sample", amount=self.clock() - began)
-        return {job.spec.request_id: token for job, token in zip(jobs, drawn, strict=True)}
+        for job, token in zip(jobs, drawn, strict=True):
+            if isinstance(token, SamplingError):
+                self._fail(job, EngineError(f"no token can be drawn: {token}"))
+        return {
+            job.spec.request_id: token
+            for job, token in zip(jobs, drawn, strict=True)
+            if not isinstance(token, SamplingError)
+        }
+
+    def _draw(self, rows: list[torch.Tensor], requests: list[SampleRequest]) -> Seq[Sampled | SamplingError]:
+        """One token a row. A row that nothing can be drawn from is the fault of its own request, not of the others."""
+        try:
+            return sample(rows[0] if len(rows) == 1 else torch.cat(rows), requests)
+        except SamplingError as error:
+            return [error] if len(rows) == 1 else [self._draw([r], [q])[0] for r, q in zip(rows, requests, strict=True)]
 
     def _update(self, plan: Plan, logits: Seq[torch.Tensor | None], drawn: dict[str, Sampled]) -> None:
         now = self.clock()
         for work, out in zip(plan.work, logits, strict=True):
+            if work.sequence.turn is None:
+                continue  # no token could be drawn for it
             job = self._job(work.sequence)
             if work.start < job.turn.prompt_end - 1:
                 self._report_prefill(job, work, out)
@@ -230,10 +257,10 @@ class Engine:
             elif not job.spec.samples and not work.sequence.remaining:
                 self._finish(job, FinishReason.MAX_TOKENS)
 
-    def _abandon(self, plan: Plan, error: Exception) -> None:
+    def _abandon(self, failed: Seq[Work], error: Exception) -> None:
         """A step raised: its turns end with an error, and KV that it may have spoilt is forgotten."""
-        log.error("a step over %d sequences failed", len(plan.work), exc_info=error)
-        for work in plan.work:
+        log.error("a step over %d sequences failed", len(failed), exc_info=error)
+        for work in failed:
             work.sequence.cache.rewind(work.start)
             if job := self._jobs.get(work.sequence.turn.request_id if work.sequence.turn else ""):
                 self._fail(job, EngineError("the model could not compute this step; the session is kept"))
@@ -253,6 +280,7 @@ class Engine:
             session_reused_tokens=reused,
         )
         lost = recomputed > 1  # running the last token again is no loss
+        job.prefilled = reused
         job.context = "new" if not turn.start else "recomputed" if lost else "warm"
         self.stats.recomputed_tokens.add("evicted", amount=recomputed if lost else 0)
         self.stats.prompt_tokens.add("computed", amount=computed)
@@ -264,11 +292,18 @@ class Engine:
         self._emit(job, started)
 
     def _report_prefill(self, job: Job, work: Work, out: torch.Tensor | None) -> None:
-        """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due."""
+        """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due.
+
+        What is computed again after a preemption has been reported before.
+        """
+        done = min(work.start + work.count, job.turn.prompt_end)
+        if done <= job.prefilled:
+            return
+        job.prefilled = done
         logprobs = self._prompt_logprobs(job, work, out)
-        if logprobs or work.start + work.count < job.turn.prompt_end:
+        if logprobs or done < job.turn.prompt_end:
             base = job.usage.session_reused_tokens
-            self._emit(job, Prefill(work.start + work.count - base, job.usage.computed_tokens, logprobs))
+            self._emit(job, Prefill(done - base, job.usage.computed_tokens, logprobs))
 
     def _prompt_logprobs(self, job: Job, work: Work, out: torch.Tensor | None) -> tuple[TokenLogprob, ...]:
         """Logprobs of the prompt tokens that follow a position of this chunk; the row of p - 1 tells about token p."""
@@ -356,15 +391,15 @@ class Engine:
         del self._jobs[job.spec.request_id]
         turn, sequence = job.turn, job.sequence
         job.usage = job.final_usage()
-        before = len(sequence.tokens)
+        before = sequence.cache.computed
         if policy is CommitPolicy.ROLLBACK:
             sequence.truncate(turn.start)
         elif policy is CommitPolicy.KEEP_PROMPT:
             sequence.truncate(turn.prompt_end)
         if job.blocked_since is not None:
             self.stats.stream_blocked_seconds += self.clock() - job.blocked_since
-        if cancelled and before > len(sequence.tokens):
-            self.stats.wasted_tokens.add("rolled_back", amount=before - len(sequence.tokens))
+        if cancelled:
+            self.stats.wasted_tokens.add("rolled_back", amount=before - sequence.cache.computed)
         self.scheduler.leave(sequence, self.clock())
 
     # Small helpers

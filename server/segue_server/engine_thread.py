@@ -4,10 +4,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from segue_server.engine import Engine
+from segue_server.errors import EngineError, SegueError
 from segue_server.events import Event
 from segue_server.jobs import Sink
 
@@ -24,6 +26,9 @@ class EngineThread:
         """`on_crash` is called on the loop if the engine itself fails, not just a step: nothing moves after that."""
         self.engine = engine
         self._on_crash = on_crash
+        self._on_failure: list[Callable[[SegueError], None]] = []
+        self._failed = False
+        self._calls: set[asyncio.Future[Any]] = set()  # that wait for an answer
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -38,13 +43,25 @@ class EngineThread:
         self.post(self._stop)
         await asyncio.to_thread(self._thread.join)
 
+    def on_failure(self, call: Callable[[SegueError], None]) -> None:
+        """Have `call` run on the loop if the engine fails: whoever waits for an event would wait for ever."""
+        self._on_failure.append(call)
+
+    def check(self) -> None:
+        """Raises EngineError when the engine has failed."""
+        if self._failed:
+            raise _engine_failed()
+
     def post(self, call: Callable[[], object]) -> None:
         """Run `call` on the engine thread before its next step; nobody waits for it."""
         self._inbox.put(lambda: void(call))
 
     async def call(self, call: Callable[[], T]) -> T:
         """Run `call` on the engine thread before its next step, and return or raise what it does."""
+        self.check()
         future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         self._inbox.put(lambda: self._answer(future, call))
         return await future
 
@@ -65,8 +82,16 @@ class EngineThread:
                 self._publish()
         except BaseException as error:
             log.critical("the engine has failed", exc_info=True)
-            self._loop.call_soon_threadsafe(self._on_crash, error)
-            raise
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        """On the loop: end everything that waits for the engine, and say so."""
+        self._failed = True
+        for future in list(self._calls):
+            _set_exception(future, _engine_failed())
+        for call in self._on_failure:
+            call(_engine_failed())
+        self._on_crash(error)
 
     def _wait(self) -> float:
         return min(max(self.engine.next_deadline() - self.engine.clock(), 0.0), IDLE_WAIT)
@@ -90,7 +115,11 @@ class EngineThread:
 
 def _deliver(outbox: list[tuple[Sink, Event]]) -> None:
     for sink, event in outbox:
-        sink.deliver(event)
+        void(partial(sink.deliver, event))  # a fault in one stream must not cost the others their events
+
+
+def _engine_failed() -> EngineError:
+    return EngineError("the engine has failed; the server is shutting down")
 
 
 def _set_result(future: "asyncio.Future[T]", result: T) -> None:
@@ -108,4 +137,4 @@ def void(call: Callable[[], object]) -> None:
     try:
         call()
     except Exception:
-        log.exception("a posted call failed")
+        log.exception("a call that nobody waits for failed")

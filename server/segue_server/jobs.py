@@ -65,6 +65,7 @@ class Job:
     usage: Usage = field(default_factory=Usage)
     context: str = "new"  # label of the TTFT histogram
     logprobs_from: int = 0  # prompt logprobs are due from this position on
+    prefilled: int = 0  # prompt positions whose KV has been there, though a preemption may have taken it
     blocked_since: float | None = None
     first_token: float | None = None
     last_token: float | None = None

@@ -72,7 +72,9 @@ class Scheduler:
         return sequence
 
     def close(self, session_id: str) -> int:
-        """Forget a sequence without a turn; returns the pages that became free."""
+        """Forget a sequence; returns the pages that became free. Raises ValueError while it has a turn."""
+        if self.sequences[session_id].turn is not None:
+            raise ValueError(f"session {session_id} has a turn in flight")
         sequence = self.sequences.pop(session_id)
         return sequence.cache.evict(len(sequence.cache.pages))
 

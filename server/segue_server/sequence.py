@@ -32,7 +32,7 @@ class Turn:
         return -self.priority, self.arrival
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """The ledger of a session, in memory, and the KV that belongs to it."""
 

@@ -98,8 +98,15 @@ class Service:
         self._queue_timeout = queue_timeout
         self._orders = Orders(model, Pool(runner.num_pages, runner.page_bytes))
         self._sessions = SessionRegistry(max_sessions=limits.max_sessions, tombstone_ttl=limits.tombstone_ttl)
-        self._turns = Turns(engine, self.stats, max_queued=limits.max_queued_requests, on_end=self._turn_ended)
-        self._created: dict[str, tuple[CreateSessionRequest, str, float]] = {}  # by request id: AIP-155
+        self._turns = Turns(
+            engine,
+            self.stats,
+            max_running=limits.max_running_requests,
+            max_queued=limits.max_queued_requests,
+            on_end=self._turn_ended,
+        )
+        engine.on_failure(self._turns.fail_all)
+        self._created: dict[str, tuple[CreateSessionRequest, Session, float]] = {}  # by request id: AIP-155
         self._began = time.monotonic()
         self._rate: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
 
@@ -111,17 +118,18 @@ class Service:
         checker = self._checker()
         checker.create_session(request, self._model.kv_dtype)
         checker.done()
-        if (known := self._created_before(request)) is not None:
+        if (known := await self._created_before(request)) is not None:
             return self._view(known)
         session = await self._open(request, caller)
+        if request.request_id:
+            self._created[request.request_id] = request, session, time.monotonic()
         try:
             if request.prefix is not None:
                 await self._append_prefix(session, request.prefix)
         except BaseException:
+            self._created.pop(request.request_id, None)
             self._forget(session)
             raise
-        if request.request_id:
-            self._created[request.request_id] = request, session.session_id, time.monotonic()
         self.stats.sessions_opened.add("create")
         return self._view(session)
 
@@ -152,10 +160,9 @@ class Service:
             message = f"session {session_id!r} has a turn in flight"
             raise SessionBusy(message, activeRequestId=session.active.request_id)
         self._sessions.remove(session)
-        if session.active:
-            self._turns.leave(session.active, CancelCause.RPC)
-            await session.active.ended.wait()
         self._count_end(session, "deleted")
+        if session.active:
+            self._turns.leave(session.active, CancelCause.RPC)  # the engine is told of this first, then of the end
         return await self._engine.call(partial(self._engine.engine.close, session_id))
 
     # Turns
@@ -328,13 +335,17 @@ class Service:
             self.stats.rejections.add("draining")
             raise Draining("the server is shutting down and takes no new work")
 
-    def _created_before(self, request: CreateSessionRequest) -> Session | None:
-        known = self._created.get(request.request_id) if request.request_id else None
-        if known is None:
-            return None
-        if known[0] != request:
-            raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
-        return self._sessions.get(known[1])
+    async def _created_before(self, request: CreateSessionRequest) -> Session | None:
+        """The session that this request has opened already, its prefix computed."""
+        while known := self._created.get(request.request_id):
+            asked, session, _ = known
+            if asked != request:
+                raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
+            if session.turns or not session.active:
+                return self._sessions.get(session.session_id)
+            await session.active.ended.wait()  # the first call still computes the prefix, and may fail
+            await asyncio.sleep(0)
+        return None
 
     async def _open(self, request: CreateSessionRequest, caller: str) -> Session:
         settings = request.settings.over(self._default_settings(caller))
@@ -418,10 +429,16 @@ class Service:
                 self._forget(session)
             raise
         try:
+            self._check_open(session)
             yield turn
         finally:
             left = time_remaining()
             self._turns.leave(turn, CancelCause.DEADLINE if left is not None and left <= 0 else CancelCause.DISCONNECT)
+
+    def _check_open(self, session: Session) -> None:
+        """A turn that had to wait may find its session deleted or expired."""
+        if self._sessions.get(session.session_id) is not session:
+            raise SessionNotFound(session.session_id, f"session {session.session_id!r} was deleted meanwhile")
 
     def _check_position(self, session: Session, expected: int | None) -> None:
         if expected is not None and expected != session.position:
@@ -438,10 +455,14 @@ class Service:
             reply_open=session.reply_open,
         )
         prompt = await asyncio.to_thread(encode) if _is_long(given) else encode()
+        if turn.ended.is_set():
+            return  # cancelled while it was encoded; its stream says so
         spec = order(prompt, turn)
+        self._engine.check()
         if session.turns:
             self.stats.session_idle.observe(time.time() - session.last_used_time)
         session.touch()
+        turn.prompt_end = turn.start + len(prompt)
         turn.submitted = True
         self._engine.post(partial(self._engine.engine.submit, spec))
 

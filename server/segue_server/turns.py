@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from segue_server.engine_thread import EngineThread
-from segue_server.errors import QueueFull, QueueTimeout, Quota, RequestIdReused, SessionBusy
+from segue_server.errors import QueueFull, QueueTimeout, Quota, RequestIdReused, SegueError, SessionBusy
 from segue_server.events import Event, Failed, Finished, Started, Tokens
 from segue_server.requests import BusyPolicy, CancelCause, CommitPolicy, FinishReason, OutputOptions
 from segue_server.sessions import ActiveTurn, Session, TurnRecord
@@ -26,12 +26,14 @@ class Turns:
         engine: EngineThread,
         stats: ServiceStats,
         *,
+        max_running: int,
         max_queued: int,
         on_end: Callable[[Session], None],
     ) -> None:
         """`on_end` is told when a session has no turn any more."""
         self._engine = engine
         self._stats = stats
+        self._max_running = max_running
         self._max_queued = max_queued
         self._on_end = on_end
         self._active: dict[str, ActiveTurn] = {}
@@ -58,24 +60,39 @@ class Turns:
 
         Raises RequestIdReused, QueueFull, SessionBusy, or QueueTimeout after `patience` seconds behind another turn.
         """
+        self._refuse_known(request_id)
+        self._refuse_beyond_queue()
+        if session.active is not None:
+            await self._wait_behind(session, policy, patience)
+            self._refuse_known(request_id)
+        turn = ActiveTurn(request_id=request_id, session=session, start=session.position, prompt_end=session.position)
+        turn.stream = TurnStream(output, on_event=partial(self._see, turn), on_room=self._poke)
+        session.active = self._active[request_id] = turn
+        return turn
+
+    def _refuse_known(self, request_id: str) -> None:
         if request_id in self._active:
             raise RequestIdReused(f"a turn with request id {request_id!r} is in flight")
-        if self.queued >= self._max_queued:
+
+    def _refuse_beyond_queue(self) -> None:
+        """Turns that have not started but find a free place at the next step are not waiting."""
+        free = max(0, self._max_running - self.running)
+        if self.queued + self.waiting_behind >= self._max_queued + free:
             self._stats.rejections.add("queue_full")
             message = f"{self._max_queued} turns are waiting, and that is the limit"
             raise QueueFull(message, quota=Quota("queued_requests", self._max_queued))
+
+    async def _wait_behind(self, session: Session, policy: BusyPolicy, patience: float) -> None:
+        self.waiting_behind += 1
         try:
-            self.waiting_behind += 1
             async with asyncio.timeout(patience):
                 await self._wait_for(session, policy)
         except TimeoutError:
             self._stats.rejections.add("queue_timeout")
             message = f"another turn of session {session.session_id!r} ran for longer than {patience:g} s"
             raise QueueTimeout(message) from None
-        turn = ActiveTurn(request_id=request_id, session=session)
-        turn.stream = TurnStream(output, on_event=partial(self._see, turn), on_room=self._poke)
-        session.active = self._active[request_id] = turn
-        return turn
+        finally:
+            self.waiting_behind -= 1
 
     async def _wait_for(self, session: Session, policy: BusyPolicy) -> None:
         """Until the session has no turn in flight. One that is on its way out is waited for under every policy."""
@@ -101,8 +118,8 @@ class Turns:
         turn.leaving = True
         if turn.submitted:
             self._engine.post(partial(self._engine.engine.cancel, turn.request_id, cause, policy=policy, reason=reason))
-        else:
-            self._end(turn)
+        else:  # the engine has not heard of it
+            turn.stream.deliver(Finished(reason, turn.session.position))
 
     async def wait_idle(self) -> None:
         """Until no turn is in flight."""
@@ -110,12 +127,18 @@ class Turns:
             await next(iter(self._active.values())).ended.wait()
 
     async def end_all(self, cause: CancelCause, reason: FinishReason) -> None:
-        """Cancel every turn in flight and wait until all have left."""
-        turns = list(self._active.values())
-        for turn in turns:
-            self.leave(turn, cause, reason=reason)
-        for turn in turns:
-            await turn.ended.wait()
+        """Cancel every turn in flight, those too that waited behind one, and return when all have left."""
+        while turns := list(self._active.values()):
+            for turn in turns:
+                self.leave(turn, cause, reason=reason)
+            for turn in turns:
+                await turn.ended.wait()
+            await asyncio.sleep(0)  # whoever waited behind one of them claims its session now
+
+    def fail_all(self, error: SegueError) -> None:
+        """The engine is gone: end every turn in flight."""
+        for turn in list(self._active.values()):
+            turn.stream.deliver(Failed(error, turn.session.position))
 
     def _see(self, turn: ActiveTurn, event: Event) -> Event:
         """Keep the session's record true to what is put on the stream."""
@@ -128,13 +151,11 @@ class Turns:
             case Tokens():
                 session.position = event.position + len(event.token_ids)
             case Finished():
-                session.position = event.position
-                self._record(turn, event)
+                self._record(turn, event.position, event.finish_reason)
                 event = turn.finished = event.with_etag(session.etag)
                 self._end(turn)
             case Failed():
-                session.position = event.position
-                session.changed()
+                self._record(turn, event.position, FinishReason.ERROR)
                 if isinstance(event.error, QueueTimeout):
                     self._stats.rejections.add("queue_timeout")
                 self._end(turn)
@@ -142,15 +163,16 @@ class Turns:
                 pass
         return event
 
-    def _record(self, turn: ActiveTurn, event: Finished) -> None:
-        """Note where the turn lies in the ledger; one that was rolled back whole lies nowhere."""
+    def _record(self, turn: ActiveTurn, position: int, reason: FinishReason) -> None:
+        """Note where the turn lies in the ledger; one that was rolled back whole lies nowhere and changed nothing."""
         session = turn.session
-        if event.position > turn.start:
-            generated_start = min(turn.prompt_end, event.position)
-            session.turns.append(
-                TurnRecord(turn.request_id, turn.start, generated_start, event.position, event.finish_reason)
-            )
-        session.changed()
+        session.position = position
+        if position > turn.start:
+            generated_start = min(turn.prompt_end, position)
+            session.turns.append(TurnRecord(turn.request_id, turn.start, generated_start, position, reason))
+            session.changed()
+        else:
+            session.touch()
 
     def _end(self, turn: ActiveTurn) -> None:
         """The one place where a session becomes free again."""
