@@ -1,9 +1,10 @@
 """How the server is set up: frozen, built once from the command line, each value checked where it enters."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from segue_model.paging import PAGE_TOKENS
 
@@ -39,15 +40,19 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port", "metrics_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise ConfigError(f"--{_option(name)} must be between 0 and 65535, got {getattr(self, name)}")
-        for name in ("kv_bytes", "max_running", "max_sessions", "prefill_chunk_tokens", "default_ttl", "max_ttl"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{_option(name)} must be above 0, got {getattr(self, name)}")
-        if self.prefill_chunk_tokens < PAGE_TOKENS:
-            raise ConfigError(f"--prefill-chunk-tokens must be at least a page, {PAGE_TOKENS}")
-        if self.default_ttl > self.max_ttl:
-            raise ConfigError("--default-ttl must not be above --max-ttl")
+            self._require(name, "be between 0 and 65535", lambda value: 0 <= value <= 65535)
+        for name in _ABOVE_ZERO:
+            self._require(name, "be above 0", lambda value: value > 0)  # NaN is not
+        for name in _NOT_NEGATIVE:
+            self._require(name, "not be negative", lambda value: value >= 0)
+        for name, choices in _CHOICES.items():
+            self._require(name, f"be one of {', '.join(choices)}", choices.__contains__)
+        self._require("prefill_chunk_tokens", f"be at least a page, {PAGE_TOKENS}", lambda value: value >= PAGE_TOKENS)
+        self._require("default_ttl", "not be above --max-ttl", lambda value: value <= self.max_ttl)
+
+    def _require(self, name: str, what: str, fits: Callable[[Any], bool]) -> None:
+        if not fits(value := getattr(self, name)):
+            raise ConfigError(f"--{_option(name)} must {what}, got {value}")
 
 
 class ConfigError(ValueError):
@@ -78,6 +83,11 @@ _HELP = {
     "drain_grace": "seconds running turns get after SIGTERM",
     "log_level": "debug, info, warning or error",
 }
+_ABOVE_ZERO = (
+    *("kv_bytes", "max_running", "max_sessions", "prefill_chunk_tokens"),
+    *("default_ttl", "max_ttl", "slow_reader_limit"),
+)
+_NOT_NEGATIVE = ("threads", "max_context_tokens", "max_queued", "queue_timeout", "tombstone_ttl", "drain_grace")
 _CHOICES = {"dtype": ("float32", "bfloat16"), "log_level": ("debug", "info", "warning", "error")}
 
 

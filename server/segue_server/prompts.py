@@ -1,6 +1,6 @@
 """From what a caller sends to the tokens that its turn appends to the ledger."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from segue_model.chat import ChatTemplate, ChatTemplateError, encode_chat
 from segue_model.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ class Prompts:
         if whole[: len(history)] != history:
             raise ChatTemplateError("it changes earlier messages when new ones come, so a session cannot go on from it")
         closing = _common_end(history, encode_chat(template, tokenizer, _OTHER_HISTORY, False)) if reply_open else []
-        return _missing_end(ledger, closing) + whole[len(history) :]
+        return _missing_end(ledger, closing, tokenizer.special_ids) + whole[len(history) :]
 
 
 def _common_end(one: list[int], other: list[int]) -> list[int]:
@@ -84,8 +84,14 @@ def _common_end(one: list[int], other: list[int]) -> list[int]:
     return one[len(one) - same :]
 
 
-def _missing_end(ledger: Sequence[int], closing: list[int]) -> list[int]:
-    """The part of `closing` that the ledger does not end with already."""
+def _missing_end(ledger: Sequence[int], closing: list[int], special: Collection[int]) -> list[int]:
+    """The part of `closing` that the ledger does not end with already.
+
+    After the end token only what follows it is missing: a space that the template writes before it (Llama 2) is not.
+    """
+    last = ledger[-1]
+    if last in special and last in closing:
+        return closing[len(closing) - closing[::-1].index(last) :]
     for length in range(len(closing), 0, -1):
         if list(ledger[-length:]) == closing[:length]:
             return closing[length:]
