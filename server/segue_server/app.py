@@ -162,9 +162,8 @@ async def run(config: ServerConfig) -> int:
         model = running.service.model_info()
         kv = running.service.limits.kv_budget_bytes
         log.info("serving %s on %s:%d", model.model_id, config.host, ports.grpc)
-        log.info(
-            "metrics on http://%s:%d/metrics, admin on 127.0.0.1:%d", config.metrics_host, ports.metrics, ports.admin
-        )
+        log.info("metrics on http://%s:%d/metrics", config.metrics_host, ports.metrics)
+        log.info("admin on 127.0.0.1:%d", ports.admin)
         log.info("runner %s, KV pool %.0f MiB", running.service.server_info().build, kv / 2**20)
         waits = [asyncio.create_task(event.wait()) for event in (stop, running.crashed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

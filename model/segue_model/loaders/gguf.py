@@ -74,6 +74,9 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         weight = torch.from_numpy(np.require(values, np.float32, ["C", "A", "W"]))
         return interleaved_to_halves(weight, self._heads_of[name]) if name in self._heads_of else weight
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored  # Mapping's own would dequantise the weight to find out
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 

@@ -1,0 +1,104 @@
+"""`make demo`: start the server on the packaged SmolLM2, hold a two-turn conversation, show what the session saved.
+
+Everything shown is read from the outside: the turns through the gRPC client, the cache bytes from /metrics.
+"""
+
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from segue_client import Client, Session, Turn
+
+QUESTIONS = ("What is the capital of France?", "What is it famous for?")
+START_TIMEOUT = 60.0  # seconds
+
+
+class Addresses(NamedTuple):
+    """Where the server listens."""
+
+    grpc: str
+    metrics: str
+
+
+def main() -> int:
+    began = time.monotonic()
+    with running_server() as addresses, Client(addresses.grpc) as client:
+        client.wait_ready(START_TIMEOUT)
+        model = client.model_info()
+        print(f"serving {model.model_id}: {model.parameter_count / 1e6:.1f} M parameters, {model.weight_dtype},")
+        print(f"{model.kv_bytes_per_token:,} bytes of KV a token, ready after {time.monotonic() - began:.1f} s\n")
+        session = client.create_session(system="You are a helpful AI assistant named SmolLM, trained by Hugging Face")
+        print(f"session {session.id} holds a system prompt of {session.position} tokens\n")
+        for question in QUESTIONS:
+            converse(session, question)
+            show_cache(addresses.metrics)
+        session.delete()
+        print("the session is deleted:")
+        show_cache(addresses.metrics)
+    print("the server has stopped")
+    return 0
+
+
+def converse(session: Session, question: str) -> None:
+    """One streamed turn, and where its tokens came from."""
+    print(f"> {question}")
+    with session.chat(question, temperature=0.0, max_tokens=80) as turn:
+        for piece in turn:
+            print(piece, end="", flush=True)
+    print("\n")
+    show_turn(turn)
+
+
+def show_turn(turn: Turn) -> None:
+    usage, timings = turn.usage, turn.timings
+    decoded = usage.generated_tokens - 1
+    rate = f"{decoded / timings.decode:.1f} tokens/s" if timings.decode else "-"
+    print(f"  TTFT {(timings.time_to_first_token or 0) * 1e3:.0f} ms, then {rate}")
+    print(f"  {usage.context_tokens} tokens of context + {usage.prompt_tokens} of prompt:")
+    print(
+        f"  {usage.computed_tokens} positions computed, {usage.session_reused_tokens} reused from the session's cache"
+    )
+
+
+def show_cache(metrics_url: str) -> None:
+    """Cache bytes by class, as Prometheus sees them."""
+    with urllib.request.urlopen(metrics_url, timeout=10) as answer:  # noqa: S310 - an address of our own server
+        text = answer.read().decode()
+    held = re.findall(r'^segue_kv_bytes\{class="(\w+)".*tier="device"\} (\S+)$', text, re.MULTILINE)
+    shown = ", ".join(f"{name} {float(value):,.0f}" for name, value in held if float(value))
+    print(f"  /metrics: segue_kv_bytes {shown or '0'}\n")
+
+
+@contextmanager
+def running_server() -> Iterator[Addresses]:
+    """A server on free ports of 127.0.0.1, stopped by SIGTERM at the end."""
+    ports = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
+    command = [sys.executable, "-m", "segue_server", *ports]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield _addresses(server)
+        finally:
+            server.terminate()
+            server.communicate(timeout=START_TIMEOUT)
+
+
+def _addresses(server: "subprocess.Popen[str]") -> Addresses:
+    """Read where it listens from what it logs."""
+    seen: list[str] = []
+    found: dict[str, str] = {}
+    for line in server.stderr or ():
+        seen.append(line)
+        if match := re.search(r"serving .* on (\S+)$", line):
+            found["grpc"] = match[1]
+        if match := re.search(r"metrics on (\S+)$", line):
+            return Addresses(found["grpc"], match[1])
+    raise RuntimeError("the server did not start:\n" + "".join(seen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
