@@ -37,6 +37,12 @@ def test_constraints_pin_every_requirement_inside_its_range(requirement: str) ->
     assert parsed.specifier.contains(pin), f"{parsed.name}=={pin} does not meet {parsed.specifier}"
 
 
+def test_every_constraint_is_a_name_and_one_version() -> None:
+    """`pip freeze` also writes paths and addresses, which another machine does not have."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == len(PINS)
+
+
 def test_grpcio_floor_is_the_version_that_wrote_the_generated_code() -> None:
     """Generated stubs refuse an older grpcio at import; the declared range must not admit one."""
     stub = (ROOT / "protos/segue/v1/session_pb2_grpc.py").read_text()
