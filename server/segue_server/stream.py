@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from segue_server.events import Event, Failed, Finished, Heartbeat, Tokens
+from segue_server.events import Event, Failed, Finished, Heartbeat, Started, Tokens
 from segue_server.requests import OutputOptions
 
 MAX_BACKLOG = 256  # events a reader may be behind before its turn is paused
@@ -35,6 +35,7 @@ class TurnStream:
         self._pending: Tokens | None = None  # being coalesced
         self._flush_timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
+        self._started = False
         self._began = asyncio.get_running_loop().time()
 
     @property
@@ -66,13 +67,15 @@ class TurnStream:
     async def _next(self) -> Event:
         while not self._events:
             self._news.clear()
+            interval = self._options.heartbeat_interval if self._started else 0  # the grammar: none before Started
             try:
-                async with asyncio.timeout(self._options.heartbeat_interval or None):
+                async with asyncio.timeout(interval or None):
                     await self._news.wait()
             except TimeoutError:
                 return Heartbeat(asyncio.get_running_loop().time() - self._began)
         was_full = self.full
         event = self._events.popleft()
+        self._started = self._started or isinstance(event, Started)
         if was_full and not self.full:
             self._on_room()
         return event

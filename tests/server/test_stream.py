@@ -91,15 +91,26 @@ async def test_without_a_delay_nothing_is_held_back() -> None:
 
 async def test_silence_is_filled_with_heartbeats_that_count_as_events() -> None:
     stream = make(heartbeat_interval=0.01)
+    stream.deliver(STARTED)
     reader = stream.read()
+    assert await anext(reader) == (1, STARTED)
     beats = [await anext(reader) for _ in range(3)]
-    assert [number for number, _ in beats] == [1, 2, 3]
+    assert [number for number, _ in beats] == [2, 3, 4]
     elapsed = [event.elapsed for _, event in beats if isinstance(event, Heartbeat)]
     assert len(elapsed) == 3
     assert elapsed == sorted(elapsed)
     assert elapsed[0] >= 0.009
     stream.deliver(FINISHED)
-    assert await anext(reader) == (4, FINISHED)
+    assert await anext(reader) == (5, FINISHED)
+
+
+async def test_no_heartbeat_comes_before_started() -> None:
+    stream = make(heartbeat_interval=0.01)
+    stream.deliver(Queued(0))
+    reader = stream.read()
+    assert await anext(reader) == (1, Queued(0))
+    asyncio.get_running_loop().call_later(0.05, stream.deliver, STARTED)
+    assert await anext(reader) == (2, STARTED)
 
 
 async def test_no_heartbeats_when_they_are_switched_off() -> None:
