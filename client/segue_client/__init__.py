@@ -64,12 +64,22 @@ from segue_client.errors import (
     Unimplemented,
 )
 from segue_client.events import Completion, Event, FinishReason, Timings
+from segue_client.options import (
+    AppendOptions,
+    ConnectionOptions,
+    ForkOptions,
+    ListOptions,
+    Message,
+    SessionOptions,
+    TurnOptions,
+)
 from segue_client.session import AsyncSession, Session
 from segue_client.turn import AsyncTurn, Turn
 
 __all__ = [
     "Aborted",
     "AlreadyExists",
+    "AppendOptions",
     "AsyncClient",
     "AsyncSession",
     "AsyncTurn",
@@ -77,6 +87,7 @@ __all__ = [
     "Client",
     "Completion",
     "ConnectionLost",
+    "ConnectionOptions",
     "ContextExceeded",
     "DataLoss",
     "DeadlineExceeded",
@@ -91,12 +102,15 @@ __all__ = [
     "FieldViolation",
     "FinishReason",
     "Finished",
+    "ForkOptions",
     "Heartbeat",
     "Internal",
     "InvalidArgument",
     "KvBudget",
     "KvBudgetImpossible",
+    "ListOptions",
     "Loading",
+    "Message",
     "NotFound",
     "OutOfRange",
     "PermissionDenied",
@@ -118,6 +132,7 @@ __all__ = [
     "SessionInfo",
     "SessionLimit",
     "SessionNotFound",
+    "SessionOptions",
     "SnapshotCorrupt",
     "SnapshotIncompatible",
     "Started",
@@ -126,6 +141,7 @@ __all__ = [
     "Timings",
     "Tokens",
     "Turn",
+    "TurnOptions",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

@@ -81,6 +81,9 @@ class Client:
     def create_session(self, **options: Unpack[SessionOptions]) -> Session:
         """Opens a session, and prefills its prefix if it is given one (`system`, `text`, `tokens` or `messages`).
 
+        Args:
+            options: prefix, settings, and defaults for the session's turns; see `SessionOptions`.
+
         Example:
             >>> session = client.create_session(system="You are terse.", ttl=3600, temperature=0)
 

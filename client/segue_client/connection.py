@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
+import grpc.experimental
 
 from segue.v1.generation_pb2 import AppendContextRequest, GenerateEvent, GenerateRequest
 from segue_client import calls
@@ -20,6 +21,11 @@ from segue_client.options import ConnectionOptions, check_names
 if TYPE_CHECKING:  # the names exist in the stubs only
     EventStream = grpc.CallIterator[GenerateEvent]
     AsyncEventStream = grpc.aio.UnaryStreamCall[GenerateRequest | AppendContextRequest, GenerateEvent]
+
+# gRPC's default reads all streams of a channel in one thread of its own. A Ctrl-C that lands inside a `with lock` of a
+# stream leaves that lock taken (CPython raises between taking it and entering the block), and that thread waits for it
+# for ever: every later stream hangs. Read by its caller, a stream shares its lock with nobody.
+_READ_IN_CALLERS_THREAD = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
 
 TurnCall = Call[GenerateRequest, GenerateEvent] | Call[AppendContextRequest, GenerateEvent]
 
@@ -50,7 +56,7 @@ class Connection(_Connection):
 
     def __init__(self, target: str, options: ConnectionOptions) -> None:
         super().__init__(target, options)
-        settings = channel_options(options.get("channel_options", ()))
+        settings = [_READ_IN_CALLERS_THREAD, *channel_options(options.get("channel_options", ()))]
         credentials = options.get("credentials")
         if credentials is None:
             self._channel = grpc.insecure_channel(target, settings)

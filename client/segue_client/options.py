@@ -159,4 +159,4 @@ def check_names(options: Mapping[str, object], known: type) -> None:
     """
     unknown = sorted(options.keys() - vars(known)["__optional_keys__"])
     if unknown:
-        raise TypeError(f"unknown option {', '.join(unknown)}; see {known.__module__}.{known.__name__}")
+        raise TypeError(f"unknown option {', '.join(unknown)}; see segue_client.{known.__name__}")

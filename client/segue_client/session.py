@@ -82,7 +82,11 @@ class Session(_Session):
         return self.stream(**requests.user_turn(content, options))
 
     def stream(self, **options: Unpack[TurnOptions]) -> Turn:
-        """One turn of text, tokens or messages, as it comes; without any of them it goes on from the last token."""
+        """One turn of text, tokens or messages, as it comes; without any of them it goes on from the last token.
+
+        Args:
+            options: the input, sampling, stop conditions, output and handling of the turn; see `TurnOptions`.
+        """
         return Turn(self._connection, calls.stream(self.id, options), self._ledger, _checks_position(options))
 
     def generate(self, **options: Unpack[TurnOptions]) -> Completion:
