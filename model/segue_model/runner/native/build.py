@@ -1,0 +1,168 @@
+"""Compile the kernels once for this machine and keep the library in the user's cache directory.
+
+The key is a hash of sources, flags and processor features, so an upgrade or another machine on a shared home directory
+builds its own. Concurrent builds are safe: each compiles in a directory of its own and renames its result into place.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SOURCES: Final = Path(__file__).parent / "src"
+COMPILERS: Final = ("g++", "clang++", "c++")
+TIMEOUT_SECONDS: Final = 600
+
+# -ffp-contract=off: the compiler must not fuse what the sources keep apart, or a tile of one row and a tile of many
+# would round differently. GCC 12 warns about its own intrinsics headers.
+FLAGS: Final = (
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+)
+
+
+class NativeUnavailable(RuntimeError):
+    """The kernels cannot be built or run here; says why. The torch runner computes the same model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """An instruction set the kernels are written for."""
+
+    features: frozenset[str]  # of /proc/cpuinfo, all needed
+    flags: tuple[str, ...]
+    optional: tuple[tuple[str, str], ...] = ()  # a feature and the flag it allows
+
+
+ISAS: Final = {  # best first
+    "avx512vnni": Isa(
+        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"}),
+        (
+            "-O3",
+            "-DSEGUE_AVX512",
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512dq",
+            "-mavx512vl",
+            "-mavx512vnni",
+            "-mfma",
+            "-mf16c",
+        ),
+        (("avx512_bf16", "-mavx512bf16"),),
+    ),
+    "avx2": Isa(frozenset({"avx2", "fma", "f16c"}), ("-O3", "-DSEGUE_AVX2", "-mavx2", "-mfma", "-mf16c")),
+    "portable": Isa(frozenset(), ("-O3",)),
+}
+
+
+def build(isa: str | None = None) -> Path:
+    """The shared library for an instruction set ("avx512vnni", "avx2", "portable"; None: the best this CPU has).
+
+    Compiles it when the cache has none, which takes some seconds. Raises NativeUnavailable when that cannot be done.
+    """
+    chosen = choose_isa(isa)
+    flags = _flags(ISAS[chosen])
+    library = _cache_directory() / f"{chosen}-{_key(flags)}.so"
+    if not library.exists():
+        _compile(_compiler(), flags, library)
+    return library
+
+
+def choose_isa(isa: str | None = None) -> str:
+    """The named instruction set, or the best one here. Raises NativeUnavailable for one this CPU lacks."""
+    if sys.byteorder != "little" or sys.maxsize < 2**32 or os.name != "posix":
+        raise NativeUnavailable(f"the kernels need a 64-bit little-endian POSIX system, not {platform.platform()}")
+    features = cpu_features()
+    if isa is None:
+        return next(name for name, each in ISAS.items() if each.features <= features)
+    if isa not in ISAS:
+        raise NativeUnavailable(f"isa must be one of {', '.join(ISAS)}, got {isa}")
+    missing = ISAS[isa].features - features
+    if missing:
+        raise NativeUnavailable(f"this CPU cannot run {isa}: it lacks {', '.join(sorted(missing))}")
+    return isa
+
+
+def cpu_features() -> frozenset[str]:
+    """Feature flags as Linux names them; none elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def _flags(isa: Isa) -> tuple[str, ...]:
+    allowed = tuple(flag for feature, flag in isa.optional if feature in cpu_features())
+    return (*FLAGS, *isa.flags, *allowed)
+
+
+def _key(flags: Sequence[str]) -> str:
+    digest = hashlib.sha256("\0".join((*flags, platform.machine(), os.environ.get("CXX", ""))).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _cache_directory() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "segue" / "native"
+
+
+def _compiler() -> list[str]:
+    named = os.environ.get("CXX")
+    command = shlex.split(named) if named else [next((name for name in COMPILERS if shutil.which(name)), "")]
+    if not command[0] or shutil.which(command[0]) is None:
+        wanted = f"CXX={named}" if named else "one of " + ", ".join(COMPILERS)
+        raise NativeUnavailable(f"no C++ compiler found ({wanted}) to build the kernels with")
+    return command
+
+
+def _compile(compiler: Sequence[str], flags: Sequence[str], library: Path) -> None:
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            built = _link(compiler, flags, Path(scratch))
+            built.replace(library)
+    except OSError as error:
+        raise NativeUnavailable(f"cannot write the kernels to {library.parent}: {error}") from error
+
+
+def _link(compiler: Sequence[str], flags: Sequence[str], scratch: Path) -> Path:
+    def compile_one(source: Path) -> Path:
+        target = scratch / f"{source.stem}.o"
+        _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        # Largest first: one file of kernels takes most of the time.
+        sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: source.name != "linear.cpp")
+        objects = list(workers.map(compile_one, sources))
+    library = scratch / "library.so"
+    _run([*compiler, *flags, "-shared", *map(str, objects), "-o", str(library)])
+    return library
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"{command[0]} took longer than {TIMEOUT_SECONDS} s to build the kernels") from error
+    if done.returncode:
+        raise NativeUnavailable(f"{shlex.join(command)} failed:\n{done.stderr.strip()[-2000:]}")

@@ -1,0 +1,243 @@
+// What Python calls. Every function returns 0, or the number of an error that library.py turns into an exception; no
+// exception leaves C++. The caller has checked shapes and sizes, and page ids where no Batch is involved.
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "linear.h"
+#include "pack.h"
+#include "step.h"
+
+#define SEGUE_API extern "C" __attribute__((visibility("default")))
+
+namespace segue {
+namespace {
+
+struct Runner {
+  Runner(const Shape& shape, const float* cos, const float* sin) : model(shape, cos, sin), checker(model) {}
+
+  Step& step() {  // its memory is only needed once the weights are there
+    if (!steps) steps = std::make_unique<Step>(model);
+    return *steps;
+  }
+
+  Model model;
+  BatchChecker checker;
+  std::unique_ptr<Step> steps;
+};
+
+enum : int { kOk = 0, kNoMemory = 1, kFailed = 2 };
+
+template <class Body>
+int guarded(Body body) {
+  try {
+    body();
+    return kOk;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  } catch (...) {
+    return kFailed;
+  }
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Reads `bytes` once with all threads, in pieces as long as a linear's.
+struct Reader final : Task {
+  Reader(Pool& of, const uint8_t* from, int count) : pool(of), data(from), pieces(count) {}
+  void work(int) override {
+    pool.share(pieces, [&](int begin, int end) {
+      I32 total = splat_i32(0);
+      for (size_t i = size_t(begin) * kPiece; i < size_t(end) * kPiece; i += 64) {
+        prefetch(data + i + 1024);
+        total = dot_u8s8(total, load_bytes(data + i), ones);
+      }
+      sink = sum(total);
+    });
+  }
+  static constexpr size_t kPiece = 1 << 14;
+  static constexpr int8_t ones[4] = {1, 1, 1, 1};
+  Pool& pool;
+  const uint8_t* data;
+  int pieces;
+  std::atomic<int32_t> sink{0};
+};
+
+// Byte dot products on registers alone: the peak that integer linears are measured against.
+struct Multiplier final : Task {
+  explicit Multiplier(int64_t count) : rounds(count) {}
+  void work(int) override {
+    I32 sums[8];
+    for (int i = 0; i < 8; i++) sums[i] = splat_i32(i);
+    int8_t x[4] = {1, 2, 3, 4};
+    const uint8_t bytes[64] = {7};
+    const Bytes a = load_bytes(bytes);
+    for (int64_t round = 0; round < rounds; round++) SEGUE_UNROLL for (int i = 0; i < 8; i++)
+      sums[i] = dot_u8s8(sums[i], a, x);
+    for (int i = 1; i < 8; i++) sums[0] = add(sums[0], sums[i]);
+    sink = sum(sums[0]);
+  }
+  int64_t rounds;
+  std::atomic<int32_t> sink{0};
+};
+
+struct LinearTask final : Task {
+  LinearTask(Pool& of, const Matrix& weights, const Activations& inputs, int count, const Output& to)
+      : pool(of), matrix(weights), x(inputs), rows(count), out(to) {}
+  void work(int) override {
+    pool.share(matrix.pairs, [&](int begin, int end) { linear_pairs(matrix, begin, end, x, rows, out); });
+  }
+  Pool& pool;
+  const Matrix& matrix;
+  const Activations& x;
+  int rows;
+  const Output& out;
+};
+
+}  // namespace
+}  // namespace segue
+
+using segue::Runner;
+
+// cos, sin: [context][head_dim / 2]
+SEGUE_API int segue_create(const segue::Shape* shape, const float* cos, const float* sin, Runner** runner) {
+  return segue::guarded([&] { *runner = new Runner(*shape, cos, sin); });
+}
+
+SEGUE_API void segue_destroy(Runner* runner) { delete runner; }
+
+// rows: [count][segue_row_bytes(stored, cols)]
+SEGUE_API int segue_set_matrix(Runner* runner, int32_t slot, int32_t layer, int32_t stored, int32_t rounding,
+                               const uint8_t* rows, int32_t count, int32_t cols) {
+  return segue::guarded([&] {
+    runner->model.matrix(static_cast<segue::Slot>(slot), layer) =
+        segue::pack(runner->model.arena, static_cast<segue::Stored>(stored), static_cast<segue::Rounding>(rounding),
+                    rows, count, cols);
+  });
+}
+
+// The head of a tied model is its embedding.
+SEGUE_API void segue_tie_head(Runner* runner) { runner->model.head = runner->model.embed; }
+
+SEGUE_API int segue_set_vector(Runner* runner, int32_t slot, int32_t layer, const float* values, int32_t count) {
+  return segue::guarded([&] { runner->model.set_vector(static_cast<segue::Slot>(slot), layer, values, count); });
+}
+
+SEGUE_API int64_t segue_row_bytes(int32_t stored, int32_t cols) {
+  return static_cast<int64_t>(segue::row_bytes(static_cast<segue::Stored>(stored), cols));
+}
+
+SEGUE_API int64_t segue_page_bytes(const Runner* runner) { return static_cast<int64_t>(runner->model.page_bytes()); }
+
+SEGUE_API int64_t segue_weight_bytes(const Runner* runner) { return static_cast<int64_t>(runner->model.arena.used()); }
+
+// out: [cols rounded up to 32], as the kernels see the row
+SEGUE_API void segue_unpack_row(Runner* runner, int32_t slot, int32_t layer, int32_t row, float* out) {
+  segue::unpack_row(runner->model.matrix(static_cast<segue::Slot>(slot), layer), row, out);
+}
+
+// The complaint says what is wrong with the batch; then nothing was computed.
+SEGUE_API int segue_forward(Runner* runner, const segue::Batch* batch, segue::Complaint* complaint) {
+  return segue::guarded([&] {
+    *complaint = runner->checker.check(*batch);
+    if (complaint->fault == segue::Fault::none) runner->step().forward(*batch);
+  });
+}
+
+SEGUE_API void segue_copy_page(Runner* runner, int64_t source, int64_t target) {
+  const size_t bytes = runner->model.page_bytes();
+  uint8_t* pages = runner->model.pages.data();
+  if (source != target) std::memcpy(pages + target * bytes, pages + source * bytes, bytes);
+}
+
+// kv: [2][layers][kv_heads][tokens][head_dim], the first `tokens` positions of a table
+SEGUE_API void segue_export(const Runner* runner, const int64_t* pages, int64_t tokens, float* kv) {
+  const segue::Model& model = runner->model;
+  const int head_dim = model.shape.head_dim;
+  const size_t values = size_t(model.shape.layers) * model.shape.kv_heads * tokens * head_dim;
+  float k[segue::kMaxWidth], v[segue::kMaxWidth];
+  for (int layer = 0; layer < model.shape.layers; layer++)
+    for (int head = 0; head < model.shape.kv_heads; head++)
+      for (int64_t position = 0; position < tokens; position++, kv += head_dim) {
+        const uint8_t* block = model.head_block(layer, head) + pages[position / segue::kPage] * model.page_bytes();
+        model.read_position(block, static_cast<int>(position % segue::kPage), k, v);
+        std::memcpy(kv, k, sizeof(float) * head_dim);
+        std::memcpy(kv + values, v, sizeof(float) * head_dim);
+      }
+}
+
+// The rest of the last page is zeroed.
+SEGUE_API void segue_import(Runner* runner, const int64_t* pages, int64_t tokens, const float* kv) {
+  const segue::Model& model = runner->model;
+  const int head_dim = model.shape.head_dim;
+  const size_t values = size_t(model.shape.layers) * model.shape.kv_heads * tokens * head_dim;
+  float k[segue::kMaxWidth] = {}, v[segue::kMaxWidth] = {};
+  for (int layer = 0; layer < model.shape.layers; layer++)
+    for (int head = 0; head < model.shape.kv_heads; head++)
+      for (int64_t position = 0; position < tokens; position++, kv += head_dim) {
+        uint8_t* block = model.head_block(layer, head) + pages[position / segue::kPage] * model.page_bytes();
+        if (position % segue::kPage == 0) std::memset(block, 0, model.head_bytes());
+        std::memcpy(k, kv, sizeof(float) * head_dim);
+        std::memcpy(v, kv + values, sizeof(float) * head_dim);
+        model.write_position(block, static_cast<int>(position % segue::kPage), k, v);
+      }
+}
+
+// Fills all pages with one byte, for tests of what stale memory can do.
+SEGUE_API void segue_fill_pages(Runner* runner, int32_t byte) {
+  std::memset(runner->model.pages.data(), byte, runner->model.page_bytes() * runner->model.shape.num_pages);
+}
+
+// Seconds to read `bytes` of memory with the runner's threads, best of `repeats`; for benchmarks.
+SEGUE_API double segue_probe_read(Runner* runner, int64_t bytes, int32_t repeats) {
+  const int pieces = static_cast<int>(bytes / static_cast<int64_t>(segue::Reader::kPiece));
+  const segue::Mapping memory(size_t(pieces) * segue::Reader::kPiece + 4096);
+  std::memset(memory.data(), 1, size_t(pieces) * segue::Reader::kPiece);
+  double best = 1e9;
+  for (int i = 0; i < repeats; i++) {
+    segue::Reader reader(runner->model.pool, memory.data(), pieces);
+    const auto begin = std::chrono::steady_clock::now();
+    runner->model.pool.run(reader);
+    best = std::min(best, segue::seconds_since(begin));
+  }
+  return best;
+}
+
+// Seconds for `rounds` * 8 byte dot products on each of the runner's threads.
+SEGUE_API double segue_probe_multiply(Runner* runner, int64_t rounds, int32_t repeats) {
+  double best = 1e9;
+  for (int i = 0; i < repeats; i++) {
+    segue::Multiplier multiplier(rounds);
+    const auto begin = std::chrono::steady_clock::now();
+    runner->model.pool.run(multiplier);
+    best = std::min(best, segue::seconds_since(begin));
+  }
+  return best;
+}
+
+// x: [rows][cols] through a matrix of the model to out: [rows][padded outputs]. Returns the best time, in seconds.
+SEGUE_API double segue_linear(Runner* runner, int32_t slot, int32_t layer, const float* x, int32_t rows, float* out,
+                              int32_t repeats) {
+  const segue::Matrix& matrix = runner->model.matrix(static_cast<segue::Slot>(slot), layer);
+  segue::Arena arena;
+  const segue::Activations inputs = segue::Activations::take(arena, rows, matrix.groups);
+  segue::Needs needs;
+  needs.add(matrix);
+  std::vector<float> row(size_t(matrix.groups) * segue::kGroup);
+  for (int i = 0; i < rows; i++) {
+    std::memcpy(row.data(), x + size_t(i) * matrix.cols, sizeof(float) * matrix.cols);
+    segue::prepare(inputs, i, needs, row.data());
+  }
+  const segue::Output output{out, size_t(matrix.pairs) * segue::kPairRows};
+  double best = 1e9;
+  for (int i = 0; i < repeats; i++) {
+    segue::LinearTask task(runner->model.pool, matrix, inputs, rows, output);
+    const auto begin = std::chrono::steady_clock::now();
+    runner->model.pool.run(task);
+    best = std::min(best, segue::seconds_since(begin));
+  }
+  return best;
+}

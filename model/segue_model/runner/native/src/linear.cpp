@@ -1,0 +1,55 @@
+#include "linear.h"
+
+#include <array>
+#include <utility>
+
+#include "linear_bf16.h"
+#include "linear_q4.h"
+#include "linear_q8.h"
+
+namespace segue {
+namespace {
+
+using Kernels = std::array<TileKernel, kTileRows>;  // index: rows - 1
+
+template <size_t... Rows>
+const Kernels& kernels_of(Form form, std::index_sequence<Rows...>) {
+  static const Kernels q4{q4_tile<ScalesQ4, Rows + 1>...}, q4k{q4_tile<ScalesQ4K, Rows + 1>...};
+  static const Kernels q8{q8_tile<RuleQ8, Rows + 1>...}, q8min{q8_tile<RuleQ8Min, Rows + 1>...};
+  static const Kernels q6k{q8_tile<RuleQ6K, Rows + 1>...}, bf16{bf16_tile<Rows + 1>...};
+  switch (form) {
+    case Form::Q4: return q4;
+    case Form::Q4K: return q4k;
+    case Form::Q8: return q8;
+    case Form::Q8Min: return q8min;
+    case Form::Q6K: return q6k;
+    default: return bf16;
+  }
+}
+
+}  // namespace
+
+void finish_tile(const float* results, int rows, const Output& out, int row, int col) {
+  for (int m = 0; m < rows; m++)
+    for (int n = 0; n < kPairRows; n += kTile) {
+      float* at = out.data + (row + m) * out.stride + col + n;
+      F32 value = load(results + m * kPairRows + n);
+      if (out.bias != nullptr) value = add(value, load(out.bias + col + n));
+      if (out.epilogue == Epilogue::add) value = add(load(at), value);
+      if (out.epilogue == Epilogue::swiglu) value = swiglu(load(at), value);
+      store(at, value);
+    }
+}
+
+void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out) {
+  const Kernels& kernels = kernels_of(matrix.form, std::make_index_sequence<kTileRows>{});
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int pair = first; pair < last; pair++)
+    for (int tile = 0, row = 0; tile < tiles; tile++) {
+      const int left = tiles - tile, count = (rows - row + left - 1) / left;  // tiles of nearly equal height
+      kernels[count - 1](matrix, pair, x, row, out);
+      row += count;
+    }
+}
+
+}  // namespace segue

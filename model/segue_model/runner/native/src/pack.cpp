@@ -1,0 +1,138 @@
+#include "pack.h"
+
+#include <cstring>
+
+#include "half.h"
+
+namespace segue {
+namespace {
+
+template <class T>
+void put(uint8_t* at, int lane, T value) {
+  std::memcpy(at + sizeof(T) * lane, &value, sizeof(T));
+}
+
+template <class T>
+T get(const uint8_t* at, int lane) {
+  T value;
+  std::memcpy(&value, at + sizeof(T) * lane, sizeof(T));
+  return value;
+}
+
+void put_nibbles(uint8_t* block, int lane, const uint8_t codes[kGroup]) {
+  for (int step = 0; step < 4; step++)
+    for (int j = 0; j < 4; j++)
+      block[step * 64 + lane * 4 + j] = static_cast<uint8_t>(codes[4 * step + j] | codes[16 + 4 * step + j] << 4);
+}
+
+void put_bytes(uint8_t* block, int lane, const uint8_t codes[kGroup], int shift) {
+  for (int step = 0; step < 8; step++)
+    for (int j = 0; j < 4; j++) block[step * 64 + lane * 4 + j] = static_cast<uint8_t>(codes[4 * step + j] + shift);
+}
+
+void put_group(const Matrix& matrix, int row, int index, const Group& group) {
+  const int tile = row / kTile, lane = row % kTile;
+  uint8_t* block = matrix.block(tile, index);
+  switch (matrix.form) {
+    case Form::Q4:
+      put_nibbles(block, lane, group.codes);
+      put(block + 256, lane, to_f16(group.scale[0]));
+      put(block + 288, lane, to_f16(group.least));
+      return;
+    case Form::Q4K:
+      put_nibbles(block, lane, group.codes);
+      put(block + 256, lane, group.super_scale);
+      put(block + 272, lane, group.super_least);
+      put(matrix.super(tile, index), lane, group.d);
+      put(matrix.super(tile, index) + 32, lane, group.dmin);
+      return;
+    case Form::Q8:
+      put_bytes(block, lane, group.codes, 128 - group.zero);
+      put(block + 512, lane, to_f16(group.scale[0]));
+      return;
+    case Form::Q8Min:
+      put_bytes(block, lane, group.codes, 0);
+      put(block + 512, lane, group.scale[0]);
+      put(block + 576, lane, group.least);
+      return;
+    case Form::Q6K:
+      put_bytes(block, lane, group.codes, 128 - group.zero);
+      put(block + 512, lane, group.scale[0]);
+      put(block + 576, lane, group.scale[1]);
+      return;
+    case Form::Bf16: return;
+  }
+}
+
+void put_values(const Matrix& matrix, int row, int index, const float values[kGroup]) {
+  uint8_t* block = matrix.block(row / kTile, index);
+  for (int i = 0; i < kGroup; i++) put(block + (i / 2) * 64, (row % kTile) * 2 + i % 2, to_bf16(values[i]));
+}
+
+int nibble(const uint8_t* block, int lane, int i) {
+  const uint8_t byte = block[(i % 16 / 4) * 64 + lane * 4 + i % 4];
+  return i < 16 ? byte & 15 : byte >> 4;
+}
+
+int byte(const uint8_t* block, int lane, int i) { return block[(i / 4) * 64 + lane * 4 + i % 4]; }
+
+float half(const uint8_t* at, int lane) { return from_f16(get<uint16_t>(at, lane)); }
+
+float weight(const Matrix& matrix, int row, int col) {
+  const int tile = row / kTile, lane = row % kTile, i = col % kGroup;
+  const uint8_t* block = matrix.block(tile, col / kGroup);
+  switch (matrix.form) {
+    case Form::Q4:
+      return half(block + 256, lane) * static_cast<float>(nibble(block, lane, i)) + half(block + 288, lane);
+    case Form::Q4K: {
+      const uint8_t* super = matrix.super(tile, col / kGroup);
+      const float scale = half(super, lane) * block[256 + lane], least = half(super + 32, lane) * block[272 + lane];
+      return scale * static_cast<float>(nibble(block, lane, i)) - least;
+    }
+    case Form::Q8: return half(block + 512, lane) * static_cast<float>(byte(block, lane, i) - 128);
+    case Form::Q8Min:
+      return get<float>(block + 512, lane) * static_cast<float>(byte(block, lane, i)) + get<float>(block + 576, lane);
+    case Form::Q6K:
+      return get<float>(block + 512 + (i / 16) * 64, lane) * static_cast<float>(byte(block, lane, i) - 128);
+    case Form::Bf16: return from_bf16(get<uint16_t>(block + (i / 2) * 64, lane * 2 + i % 2));
+  }
+  return 0;
+}
+
+Matrix shaped(Form form, int rows, int cols) {
+  Matrix matrix;
+  matrix.form = form;
+  matrix.rows = rows;
+  matrix.cols = cols;
+  matrix.groups = (cols + kGroup - 1) / kGroup;
+  matrix.pairs = (rows + kPairRows - 1) / kPairRows;
+  matrix.pair_bytes = size_t(matrix.groups) * 2 * block_bytes(form);
+  if (form == Form::Q4K) matrix.pair_bytes += size_t(matrix.groups / kSuperGroups) * 2 * 64;
+  return matrix;
+}
+
+}  // namespace
+
+Matrix pack(Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows, int count, int cols) {
+  Matrix matrix = shaped(form_of(stored, rounding), count, cols);
+  matrix.data = arena.take<uint8_t>(matrix.pair_bytes * matrix.pairs);
+  const size_t stride = row_bytes(stored, cols);
+  for (int row = 0; row < count; row++) {
+    for (int index = 0; index < matrix.groups; index++) {
+      const uint8_t* at = rows + row * stride;
+      float values[kGroup];
+      if (is_float(stored)) float_group(stored, at, cols, index, values);
+      if (matrix.form == Form::Bf16)
+        put_values(matrix, row, index, values);
+      else
+        put_group(matrix, row, index, is_float(stored) ? rounded_group(rounding, values) : stored_group(stored, at, index));
+    }
+  }
+  return matrix;
+}
+
+void unpack_row(const Matrix& matrix, int row, float* out) {
+  for (int col = 0; col < matrix.groups * kGroup; col++) out[col] = weight(matrix, row, col);
+}
+
+}  // namespace segue

@@ -1,0 +1,296 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pack.h"
+#include "rope.h"
+
+namespace segue {
+namespace {
+
+Needs needs_of(std::initializer_list<const Matrix*> matrices) {
+  Needs needs;
+  for (const Matrix* matrix : matrices) needs.add(*matrix);
+  return needs;
+}
+
+}  // namespace
+
+Step::Step(Model& model)
+    : model_(model),
+      dim_(padded(model.shape.dim)),
+      q_width_(padded(model.shape.heads * model.shape.head_dim)),
+      kv_width_(padded(model.shape.kv_heads * model.shape.head_dim)),
+      ffn_width_(padded(model.shape.ffn_dim)) {
+  const size_t rows = model.shape.max_rows;
+  x_ = arena_.take<float>(rows * dim_);
+  qkv_ = arena_.take<float>(rows * (q_width_ + 2 * kv_width_));
+  mixed_ = arena_.take<float>(rows * q_width_);
+  hidden_ = arena_.take<float>(rows * ffn_width_);
+  of_dim_ = Activations::take(arena_, model.shape.max_rows, dim_ / kGroup);
+  of_mixed_ = Activations::take(arena_, model.shape.max_rows, q_width_ / kGroup);
+  of_hidden_ = Activations::take(arena_, model.shape.max_rows, ffn_width_ / kGroup);
+  for (int thread = 0; thread < model.shape.threads; thread++) {
+    lone_dim_.push_back(Activations::take(arena_, 1, dim_ / kGroup));
+    lone_mixed_.push_back(Activations::take(arena_, 1, q_width_ / kGroup));
+    lone_hidden_.push_back(Activations::take(arena_, 1, ffn_width_ / kGroup));
+    scratch_.push_back(std::make_unique<AttentionScratch>());
+  }
+}
+
+void Step::forward(const Batch& batch) {
+  const size_t max_rows = model_.shape.max_rows;
+  const int64_t *tokens = batch.token_ids, *pages = batch.pages;
+  logits_ = batch.logits;
+  window_.clear();
+  for (int64_t slice = 0; slice < batch.slices; pages += batch.tables[slice++]) {
+    const int64_t length = batch.lengths[slice];
+    const auto want = static_cast<Want>(batch.wants[slice]);
+    for (int64_t done = 0; done < length;) {
+      if (window_.token_ids.size() == max_rows) run_window();
+      const int row = window_.rows();
+      const int64_t start = batch.starts[slice] + done;
+      const int count = static_cast<int>(std::min<int64_t>(length - done, max_rows - row));
+      window_.spans.push_back({row, count, start, pages});
+      for (int i = 0; i < count; i++) {
+        window_.token_ids.push_back(tokens[i]);
+        window_.positions.push_back(start + i);
+        const bool last = done + i + 1 == length;
+        if (want == Want::all || (want == Want::last && last)) window_.logit_rows.push_back(row + i);
+      }
+      tokens += count;
+      done += count;
+    }
+  }
+  run_window();
+}
+
+void Step::run_window() {
+  window_.plan(model_.shape, model_.head_width());
+  model_.pool.run(*this);
+  logits_ += window_.logit_rows.size() * padded(model_.shape.vocab);
+  window_.clear();
+}
+
+void Step::work(int thread) {
+  embed(thread);
+  for (int index = 0; index < model_.shape.layers; index++) {
+    attention_block(model_.layers[index], index, thread);
+    ffn_block(model_.layers[index], thread);
+  }
+  if (!window_.logit_rows.empty()) head(thread);
+}
+
+void Step::embed(int) {
+  model_.pool.share(window_.rows(), [&](int begin, int end) {
+    for (int row = begin; row < end; row++)
+      unpack_row(model_.embed, static_cast<int>(window_.token_ids[row]), x_ + size_t(row) * dim_);
+  });
+  model_.pool.barrier();
+}
+
+template <class Prepare>
+const Activations& Step::prepare_rows(Activations& shared, std::vector<Activations>& lone, int rows, int thread,
+                                      Prepare prepare) {
+  if (rows == 1) {
+    prepare(lone[thread], 0);
+    return lone[thread];
+  }
+  model_.pool.share(rows, [&](int begin, int end) {
+    for (int row = begin; row < end; row++) prepare(shared, row);
+  });
+  model_.pool.barrier();
+  return shared;
+}
+
+void Step::linear(const Matrix& matrix, const Activations& x, int rows, const Output& out) {
+  model_.pool.share(matrix.pairs,
+                    [&](int begin, int end) { linear_pairs(matrix, begin, end, x, rows, out); });
+  model_.pool.barrier();
+}
+
+void Step::attention_block(const Layer& layer, int index, int thread) {
+  const Shape& shape = model_.shape;
+  Pool& pool = model_.pool;
+  const Needs for_qkv = needs_of({&layer.wq, &layer.wk, &layer.wv}), for_wo = needs_of({&layer.wo});
+  const Activations& x = prepare_rows(of_dim_, lone_dim_, window_.rows(), thread, [&](Activations& to, int row) {
+    norm_and_prepare(to, row, for_qkv, x_ + size_t(row) * dim_, layer.attention_norm, shape.dim, shape.eps);
+  });
+  project_qkv(layer, x);
+  AttentionScratch& scratch = *scratch_[thread];
+  if (window_.appends_first) append_all(layer, index, scratch);
+  pool.share_singly(static_cast<int>(window_.items.size()),
+                    [&](int item) { attend(layer, index, window_.items[item], scratch); });
+  pool.barrier();
+  const Activations& mixed = prepare_rows(of_mixed_, lone_mixed_, window_.rows(), thread, [&](Activations& to, int row) {
+    prepare(to, row, for_wo, mixed_ + size_t(row) * q_width_);
+  });
+  linear(layer.wo, mixed, window_.rows(), {x_, size_t(dim_), nullptr, Epilogue::add});
+}
+
+// Q, K and V side by side, as one round of work.
+void Step::project_qkv(const Layer& layer, const Activations& x) {
+  const size_t stride = q_width_ + 2 * kv_width_;
+  const Matrix* matrices[] = {&layer.wq, &layer.wk, &layer.wv};
+  const int columns[] = {0, q_width_, q_width_ + kv_width_};
+  model_.pool.share(layer.wq.pairs + layer.wk.pairs + layer.wv.pairs, [&](int begin, int end) {
+    for (int part = 0, base = 0; part < 3; base += matrices[part++]->pairs) {
+      const int first = std::max(begin - base, 0), last = std::min(end - base, matrices[part]->pairs);
+      const float* bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + columns[part];
+      if (first < last)
+        linear_pairs(*matrices[part], first, last, x, window_.rows(), {qkv_ + columns[part], stride, bias});
+    }
+  });
+  model_.pool.barrier();
+}
+
+void Step::ffn_block(const Layer& layer, int thread) {
+  const Shape& shape = model_.shape;
+  const int rows = window_.rows();
+  const Needs for_ffn = needs_of({&layer.gate, &layer.up}), for_down = needs_of({&layer.down});
+  const Activations& x = prepare_rows(of_dim_, lone_dim_, rows, thread, [&](Activations& to, int row) {
+    norm_and_prepare(to, row, for_ffn, x_ + size_t(row) * dim_, layer.ffn_norm, shape.dim, shape.eps);
+  });
+  const Output gate{hidden_, size_t(ffn_width_)}, up{hidden_, size_t(ffn_width_), nullptr, Epilogue::swiglu};
+  model_.pool.share(layer.gate.pairs, [&](int begin, int end) {
+    linear_pairs(layer.gate, begin, end, x, rows, gate);
+    linear_pairs(layer.up, begin, end, x, rows, up);
+  });
+  model_.pool.barrier();
+  const Activations& hidden = prepare_rows(of_hidden_, lone_hidden_, rows, thread, [&](Activations& to, int row) {
+    prepare(to, row, for_down, hidden_ + size_t(row) * ffn_width_);
+  });
+  linear(layer.down, hidden, rows, {x_, size_t(dim_), nullptr, Epilogue::add});
+}
+
+void Step::head(int thread) {
+  const Shape& shape = model_.shape;
+  const int rows = static_cast<int>(window_.logit_rows.size());
+  const Needs needs = needs_of({&model_.head});
+  const Activations& x = prepare_rows(of_dim_, lone_dim_, rows, thread, [&](Activations& to, int row) {
+    const float* from = x_ + size_t(window_.logit_rows[row]) * dim_;
+    norm_and_prepare(to, row, needs, from, model_.norm, shape.dim, shape.eps);
+  });
+  linear(model_.head, x, rows, {logits_, size_t(padded(shape.vocab))});
+}
+
+void Step::append_all(const Layer& layer, int index, AttentionScratch& scratch) {
+  const int heads = model_.shape.kv_heads;
+  model_.pool.share(static_cast<int>(window_.page_pieces.size()) * heads, [&](int begin, int end) {
+    for (int item = begin; item < end; item++) {
+      const Span& piece = window_.page_pieces[item / heads];
+      for (int row = 0; row < piece.rows; row++) append(layer, index, piece, row, item % heads, scratch);
+    }
+  });
+  model_.pool.barrier();
+}
+
+void Step::append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch) {
+  const int head_dim = model_.shape.head_dim, width = model_.head_width();
+  const int64_t position = span.start + row;
+  const float* k = qkv_row(span.row + row) + q_width_ + head * head_dim;
+  const float* v = k + kv_width_;
+  if (layer.k_norm != nullptr) {
+    norm_head(k, layer.k_norm, head_dim, width, model_.shape.eps, scratch.normed);
+    k = scratch.normed;
+  }
+  const size_t angle = size_t(position) * (head_dim / 2);
+  rotate(k, model_.cos + angle, model_.sin + angle, head_dim, scratch.key);
+  std::memcpy(scratch.value, v, sizeof(float) * head_dim);
+  std::fill(scratch.key + head_dim, scratch.key + width, 0.0f);
+  std::fill(scratch.value + head_dim, scratch.value + width, 0.0f);
+  const PageTable table{span.pages, model_.head_block(index, head), model_.page_bytes()};
+  uint8_t* page = table.page(static_cast<int>(position / kPage));
+  // A page that begins here may hold anything; zero times a stale NaN would still be NaN.
+  if (position % kPage == 0) std::memset(page, 0, model_.head_bytes());
+  model_.write_position(page, static_cast<int>(position % kPage), scratch.key, scratch.value);
+}
+
+void Step::load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights) {
+  const Shape& shape = model_.shape;
+  const Span& span = window_.spans[item.span];
+  const int head_dim = shape.head_dim, width = model_.head_width(), group = shape.heads / shape.kv_heads;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  for (int i = 0; i < item.queries; i++) {
+    const int row = (item.query + i) / group, head = item.head * group + (item.query + i) % group;
+    const int position = static_cast<int>(span.start) + row;
+    sights[i] = {shape.window > 0 ? std::max(0, position - shape.window + 1) : 0, position};
+    const float* q = qkv_row(span.row + row) + head * head_dim;
+    if (layer.q_norm != nullptr) {
+      norm_head(q, layer.q_norm, head_dim, width, shape.eps, scratch.normed);
+      q = scratch.normed;
+    }
+    float* to = scratch.queries.plain + i * width;
+    const size_t angle = size_t(position) * (head_dim / 2);
+    rotate(q, model_.cos + angle, model_.sin + angle, head_dim, to);
+    for (int d = 0; d < head_dim; d++) to[d] *= scale;
+    std::fill(to + head_dim, to + width, 0.0f);
+  }
+}
+
+void Step::attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch) {
+  const Span& span = window_.spans[item.span];
+  const bool ends_table = item.end == pages_for(span.start + span.rows);
+  if (!window_.appends_first && ends_table) append(layer, index, span, 0, item.head, scratch);
+  Sight sights[kQueries];
+  load_queries(layer, item, scratch, sights);
+  const PageTable table{span.pages, model_.head_block(index, item.head), model_.page_bytes()};
+  switch (static_cast<KvType>(model_.shape.kv_type)) {
+    case KvType::float32: return attend_pages<PageF32>(table, item, sights, scratch);
+    case KvType::bf16: return attend_pages<PageBf16>(table, item, sights, scratch);
+    case KvType::int8: return attend_pages<PageInt8>(table, item, sights, scratch);
+  }
+}
+
+template <class Page>
+void Step::attend_pages(const PageTable& table, const AttentionItem& item, const Sight* sights,
+                        AttentionScratch& scratch) {
+  constexpr int kSegmentPages = kSegment / kPage;
+  const int width = model_.head_width();
+  for (int i = 0; i < item.queries; i++) Page::prepare(scratch.queries, i, width);
+  if (item.split >= 0) {
+    float* partials = window_.splits[item.split].partials;
+    Partial part = Partial::at(partials + item.part * Partial::floats(width), width);
+    attend_segment<Page>(table, width, item.queries, sights, item.page, item.end, scratch, part);
+    return finish_part(item, scratch);
+  }
+  Partial merged = Partial::at(scratch.merged, width), next = Partial::at(scratch.segment, width);
+  clear(merged, item.queries, width);
+  for (int page = item.page; page < item.end;) {
+    const int end = std::min(item.end, (page / kSegmentPages + 1) * kSegmentPages);
+    attend_segment<Page>(table, width, item.queries, sights, page, end, scratch, next);
+    merge(merged, next, item.queries, width);
+    page = end;
+  }
+  write_mixed(item, merged);
+}
+
+// The last thread to finish a part of a split tile merges all of them.
+void Step::finish_part(const AttentionItem& item, AttentionScratch& scratch) {
+  std::atomic<int>& left = window_.left[item.split];
+  if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const Split& split = window_.splits[item.split];
+  left.store(split.parts, std::memory_order_relaxed);  // for the next layer
+  const int width = model_.head_width();
+  Partial merged = Partial::at(scratch.merged, width);
+  clear(merged, item.queries, width);
+  for (int part = 0; part < split.parts; part++)
+    merge(merged, Partial::at(split.partials + part * Partial::floats(width), width), item.queries, width);
+  write_mixed(item, merged);
+}
+
+void Step::write_mixed(const AttentionItem& item, const Partial& partial) {
+  const Shape& shape = model_.shape;
+  const int head_dim = shape.head_dim, width = model_.head_width(), group = shape.heads / shape.kv_heads;
+  for (int i = 0; i < item.queries; i++) {
+    const int row = window_.spans[item.span].row + (item.query + i) / group;
+    const int head = item.head * group + (item.query + i) % group;
+    const float inverse = 1.0f / partial.total[i];
+    float* to = mixed_ + size_t(row) * q_width_ + head * head_dim;
+    const float* from = partial.mixed + i * width;
+    for (int d = 0; d < head_dim; d++) to[d] = from[d] * inverse;
+  }
+}
+
+}  // namespace segue

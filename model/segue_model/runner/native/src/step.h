@@ -1,0 +1,56 @@
+// One pass of a window of rows through all layers, on all threads of the pool.
+#pragma once
+#include "linear.h"
+#include "plan.h"
+
+namespace segue {
+
+class Step final : public Task {
+ public:
+  explicit Step(Model& model);
+
+  // Computes a checked batch: appends K and V to its pages, writes the wanted logits in the order of the slices.
+  void forward(const Batch& batch);
+  void work(int thread) override;
+
+ private:
+  void run_window();
+  void embed(int thread);
+  void attention_block(const Layer& layer, int index, int thread);
+  void ffn_block(const Layer& layer, int thread);
+  void head(int thread);
+
+  // Each row of the window, prepared as input of the next linear; a lone row by every thread for itself, which is
+  // cheaper than a barrier.
+  template <class Prepare>
+  const Activations& prepare_rows(Activations& shared, std::vector<Activations>& lone, int rows, int thread,
+                                  Prepare prepare);
+  void linear(const Matrix& matrix, const Activations& x, int rows, const Output& out);
+  void project_qkv(const Layer& layer, const Activations& x);
+
+  void append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch);
+  void append_all(const Layer& layer, int index, AttentionScratch& scratch);
+  void load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights);
+  void attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch);
+  template <class Page>
+  void attend_pages(const PageTable& table, const AttentionItem& item, const Sight* sights, AttentionScratch& scratch);
+  void finish_part(const AttentionItem& item, AttentionScratch& scratch);
+  void write_mixed(const AttentionItem& item, const Partial& partial);
+
+  float* qkv_row(int row) const { return qkv_ + size_t(row) * (q_width_ + 2 * kv_width_); }
+
+  Model& model_;
+  const int dim_, q_width_, kv_width_, ffn_width_;  // padded to whole pairs
+  Arena arena_;
+  Window window_;
+  float* logits_ = nullptr;  // of the window, [logit rows][padded vocab]
+  float* x_;                 // [rows][dim_] the residual stream
+  float* qkv_;               // [rows][q_width_ | kv_width_ | kv_width_]
+  float* mixed_;             // [rows][q_width_] what attention returns
+  float* hidden_;            // [rows][ffn_width_]
+  Activations of_dim_, of_mixed_, of_hidden_;                              // [rows]
+  std::vector<Activations> lone_dim_, lone_mixed_, lone_hidden_;           // one row for each thread
+  std::vector<std::unique_ptr<AttentionScratch>> scratch_;                 // for each thread
+};
+
+}  // namespace segue
