@@ -113,6 +113,7 @@ async def serving(config: ServerConfig) -> AsyncIterator[Running]:
         max_running=config.max_running,
         step_tokens=config.prefill_chunk_tokens,
         slow_reader_limit=config.slow_reader_limit,
+        kv_dtype=config.dtype,
     )
     thread = EngineThread(engine, on_crash=lambda _: crashed.set())
     service = Service(

@@ -14,6 +14,7 @@ import torch
 
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLogprob, sample, token_logprobs
+from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
 from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionNotFound
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
@@ -33,13 +34,14 @@ class KvBytes:
     active: int
     pinned: int
     idle: int
+    prefix: int
     slack: int
     capacity: int
     tokens: int
 
     @property
     def held(self) -> int:
-        return self.active + self.pinned + self.idle + self.slack
+        return self.active + self.pinned + self.idle + self.prefix + self.slack
 
 
 class Engine:
@@ -52,6 +54,7 @@ class Engine:
         max_running: int,
         step_tokens: int,
         slow_reader_limit: float = 30.0,
+        kv_dtype: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
@@ -59,15 +62,16 @@ class Engine:
         self.scheduler = Scheduler(PagePool(runner.num_pages), max_running=max_running, step_tokens=step_tokens)
         self.clock = clock
         self._slow_reader_limit = slow_reader_limit
+        self._kv_dtype = kv_dtype
         self._jobs: dict[str, Job] = {}  # by request id
         self._outbox: list[tuple[Sink, Event]] = []
         self._seconds_per_token = 0.0  # of prefill, smoothed: what losing a token of KV would cost
 
     # Sessions
 
-    def open(self, session_id: str, *, priority: int, pinned: bool) -> None:
+    def open(self, session_id: str, *, priority: int, pinned: bool, salt: str | None = None) -> None:
         """Begin an empty ledger."""
-        self.scheduler.open(session_id, priority=priority, pinned=pinned, now=self.clock())
+        self.scheduler.open(session_id, priority=priority, pinned=pinned, salt=salt, now=self.clock())
 
     def close(self, session_id: str) -> int:
         """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
@@ -158,16 +162,28 @@ class Engine:
 
     def kv_bytes(self) -> KvBytes:
         """The pool by class."""
-        position_bytes = self.runner.page_bytes // PAGE_TOKENS
-        tokens = {"active": 0, "pinned": 0, "idle": 0}
-        slack = 0
-        for sequence in list(self.scheduler.sequences.values()):
-            owner = "active" if sequence.running else "pinned" if sequence.pinned else "idle"
-            tokens[owner] += sequence.cache.computed
-            slack += sequence.cache.slack_tokens
-        classes = {owner: count * position_bytes for owner, count in tokens.items()}
-        capacity = self.runner.num_pages * self.runner.page_bytes
-        return KvBytes(**classes, slack=slack * position_bytes, capacity=capacity, tokens=sum(tokens.values()))
+        sequences = list(self.scheduler.sequences.values())
+        idle = [s for s in sequences if not s.running]
+        use = pool_use(
+            active=(s.cache for s in sequences if s.running),
+            pinned=(s.cache for s in idle if s.pinned),
+            idle=(s.cache for s in idle if not s.pinned),
+            held_pages=self.scheduler.pool.held,
+        )
+        each = self._position_bytes
+        return KvBytes(
+            active=use.active * each,
+            pinned=use.pinned * each,
+            idle=use.idle * each,
+            prefix=use.prefix * each,
+            slack=use.slack * each,
+            capacity=self.runner.num_pages * self.runner.page_bytes,
+            tokens=use.tokens,
+        )
+
+    @property
+    def _position_bytes(self) -> int:
+        return self.runner.page_bytes // PAGE_TOKENS
 
     # Stages of a step
 
@@ -206,9 +222,13 @@ class Engine:
 
     def _forward(self, plan: Plan) -> list[torch.Tensor | None]:
         began = self.clock()
+        if plan.copies:
+            self.runner.copy_pages(plan.copies)
         logits = self.runner.forward([self._slice(work) for work in plan.work])
         for work in plan.work:
             work.sequence.advance(work.count)  # cache.pos moves on here and nowhere else
+            if work.start < self._job(work.sequence).turn.prompt_end <= work.start + work.count:
+                self.scheduler.index(work.sequence)  # others with the same prompt need not wait for the answer
         self._measure(plan, self.clock() - began)
         return logits
 
@@ -270,21 +290,23 @@ class Engine:
     def _start(self, job: Job) -> None:
         """The turn has its place: say what it reuses and what it must compute."""
         turn, sequence = job.turn, job.sequence
-        reused = sequence.cache.computed
+        reused, adopted = sequence.cache.computed, turn.adopted
         computed = 0 if job.spec.defer_compute else turn.prompt_end - reused
         recomputed = max(0, min(sequence.seen, turn.start) - reused)
         job.usage = Usage(
             context_tokens=turn.start,
             prompt_tokens=turn.prompt_end - turn.start,
             computed_tokens=computed,
-            session_reused_tokens=reused,
+            session_reused_tokens=reused - adopted,
+            prefix_reused_tokens=adopted,
         )
         lost = recomputed > 1  # running the last token again is no loss
         job.prefilled = reused
         job.context = "new" if not turn.start else "recomputed" if lost else "warm"
         self.stats.recomputed_tokens.add("evicted", amount=recomputed if lost else 0)
         self.stats.prompt_tokens.add("computed", amount=computed)
-        self.stats.prompt_tokens.add("session", amount=reused)
+        self.stats.prompt_tokens.add("session", amount=reused - adopted)
+        self.stats.prompt_tokens.add("prefix", amount=adopted)
         self.stats.queue.observe((turn.admitted or turn.arrival) - turn.arrival)
         prompt_tokens = job.usage.prompt_tokens
         seed = job.spec.sampling.seed
@@ -302,7 +324,7 @@ class Engine:
         job.prefilled = done
         logprobs = self._prompt_logprobs(job, work, out)
         if logprobs or done < job.turn.prompt_end:
-            base = job.usage.session_reused_tokens
+            base = job.turn.prompt_end - job.usage.computed_tokens
             self._emit(job, Prefill(done - base, job.usage.computed_tokens, logprobs))
 
     def _prompt_logprobs(self, job: Job, work: Work, out: torch.Tensor | None) -> tuple[TokenLogprob, ...]:
@@ -393,9 +415,9 @@ class Engine:
         job.usage = job.final_usage()
         before = sequence.cache.computed
         if policy is CommitPolicy.ROLLBACK:
-            sequence.truncate(turn.start)
+            self.scheduler.rewind(sequence, turn.start)
         elif policy is CommitPolicy.KEEP_PROMPT:
-            sequence.truncate(turn.prompt_end)
+            self.scheduler.rewind(sequence, turn.prompt_end)
         if job.blocked_since is not None:
             self.stats.stream_blocked_seconds += self.clock() - job.blocked_since
         if cancelled:
@@ -425,8 +447,10 @@ class Engine:
     def _usage_of(self, sequence: Sequence) -> CacheUsage:
         cache, page_bytes = sequence.cache, self.runner.page_bytes
         return CacheUsage(
-            used_bytes=cache.computed * (page_bytes // PAGE_TOKENS),
+            used_bytes=cache.computed * self._position_bytes,
             reserved_bytes=len(cache.pages) * page_bytes,
+            shared_bytes=self.scheduler.shared_pages(sequence) * page_bytes,
+            kv_dtype=self._kv_dtype,
             cached_tokens=cache.computed,
             estimated_rebuild=cache.computed * self._seconds_per_token,
         )

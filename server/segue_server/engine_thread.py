@@ -9,9 +9,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from segue_server.engine import Engine
-from segue_server.errors import EngineError, SegueError
+from segue_server.errors import EngineError, LedgerUnavailable, SegueError
 from segue_server.events import Event
 from segue_server.jobs import Sink
+from segue_server.ledger.gate import LedgerGate
+from segue_server.ledger.records import Record
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,9 +24,15 @@ IDLE_WAIT = 1.0  # seconds; the longest an idle engine sleeps before it looks at
 class EngineThread:
     """Runs `engine` on a thread of its own; everything else talks to it from the event loop that started it."""
 
-    def __init__(self, engine: Engine, *, on_crash: Callable[[BaseException], None]) -> None:
-        """`on_crash` is called on the loop if the engine itself fails, not just a step: nothing moves after that."""
+    def __init__(
+        self, engine: Engine, *, on_crash: Callable[[BaseException], None], ledger: LedgerGate | None = None
+    ) -> None:
+        """`on_crash` is called on the loop if the engine itself fails, not just a step: nothing moves after that.
+
+        With a `ledger`, events reach the loop when the records of their step are in the file; it is closed by `stop`.
+        """
         self.engine = engine
+        self._ledger = ledger
         self._on_crash = on_crash
         self._on_failure: list[Callable[[SegueError], None]] = []
         self._failed = False
@@ -36,12 +44,16 @@ class EngineThread:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._ledger:
+            self._ledger.start(self, wake=lambda: self.post(_nothing))
         self._thread.start()
 
     async def stop(self) -> None:
         """Let the step in progress end, then the thread."""
         self.post(self._stop)
         await asyncio.to_thread(self._thread.join)
+        if self._ledger:
+            await asyncio.to_thread(self._ledger.close)
 
     def on_failure(self, call: Callable[[SegueError], None]) -> None:
         """Have `call` run on the loop if the engine fails: whoever waits for an event would wait for ever."""
@@ -65,6 +77,34 @@ class EngineThread:
         self._inbox.put(lambda: self._answer(future, call))
         return await future
 
+    async def record(self, *records: Record) -> None:
+        """Have the ledger write what is about to change, behind everything the engine has noted before.
+
+        Returns when it is in the file, at once without a ledger; cancelling the wait does not take the records back.
+        Raises LedgerUnavailable, and nothing of it is written.
+        """
+        self.check()
+        if self._ledger is None:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        self._inbox.put(partial(self._ledger.record, records, future))
+        await future
+
+    def deliver(self, outbox: list[tuple[Sink, Event]]) -> None:
+        """Bring events to their sinks, on the loop, in order. From any thread."""
+        if outbox:
+            self._loop.call_soon_threadsafe(_deliver, outbox)
+
+    def answer(self, answers: "list[asyncio.Future[None]]", error: LedgerUnavailable | None) -> None:
+        """End the waits of `record`. From any thread."""
+        for future in answers:
+            if error is None:
+                self._loop.call_soon_threadsafe(_set_result, future, None)
+            else:
+                self._loop.call_soon_threadsafe(_set_exception, future, error)
+
     def _answer(self, future: "asyncio.Future[T]", call: Callable[[], T]) -> None:
         try:
             result = call()
@@ -82,6 +122,8 @@ class EngineThread:
                 self._publish()
         except BaseException as error:
             log.critical("the engine has failed", exc_info=True)
+            if self._ledger:
+                self._ledger.flush()  # what happened before comes before
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
@@ -106,8 +148,11 @@ class EngineThread:
             return
 
     def _publish(self) -> None:
-        if outbox := self.engine.take_outbox():
-            self._loop.call_soon_threadsafe(_deliver, outbox)
+        outbox = self.engine.take_outbox()
+        if self._ledger:
+            self._ledger.publish(outbox)
+        else:
+            self.deliver(outbox)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -116,6 +161,10 @@ class EngineThread:
 def _deliver(outbox: list[tuple[Sink, Event]]) -> None:
     for sink, event in outbox:
         void(partial(sink.deliver, event))  # a fault in one stream must not cost the others their events
+
+
+def _nothing() -> None:
+    pass
 
 
 def _engine_failed() -> EngineError:

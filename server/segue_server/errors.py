@@ -18,6 +18,7 @@
     ├── QueueFull               RESOURCE_EXHAUSTED   retry later
     ├── QueueTimeout            RESOURCE_EXHAUSTED   retry later
     ├── Draining                UNAVAILABLE          retry elsewhere
+    ├── LedgerUnavailable       UNAVAILABLE          the file cannot be written; the turn or call left no trace
     ├── FeatureAbsent           UNIMPLEMENTED
     └── EngineError             INTERNAL             the step raised; the session stays
 
@@ -181,6 +182,12 @@ class Draining(SegueError):
     code = "UNAVAILABLE"
     reason = "DRAINING"
     retry_after = 2.0
+
+
+class LedgerUnavailable(SegueError):
+    code = "UNAVAILABLE"
+    reason = "LEDGER_FAILED"
+    retry_after = 5.0
 
 
 class FeatureAbsent(SegueError):

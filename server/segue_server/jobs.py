@@ -52,6 +52,7 @@ class TurnSpec:
     queue_timeout: float = float("inf")
     time_limit: float = float("inf")
     open_ended: bool = False  # max_tokens is only what is left of the context: do not reserve all of it
+    reads_prefixes: bool = True  # False: bypass_prefix_cache
     defer_compute: bool = False  # with samples=False: the ledger only
 
 
@@ -127,6 +128,7 @@ def new_turn(spec: TurnSpec, start: int) -> Turn:
         reuse_limit=_reuse_limit(spec, start, prompt_end),
         arrival=spec.arrival,
         priority=spec.priority,
+        reads_prefixes=spec.reads_prefixes,
         queue_deadline=spec.arrival + spec.queue_timeout,
         time_limit=spec.time_limit,
     )

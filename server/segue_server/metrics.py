@@ -92,7 +92,7 @@ class SegueCollector(Collector):
     def _kv(self) -> Iterator[Metric]:
         kv = self._engine.kv_bytes()
         evictions = self._engine.scheduler.evictions
-        held = {"active": kv.active, "pinned": kv.pinned, "idle": kv.idle, "prefix": 0, "slack": kv.slack}
+        held = {"active": kv.active, "pinned": kv.pinned, "idle": kv.idle, "prefix": kv.prefix, "slack": kv.slack}
         by_class: dict[Key, float] = {(t, c): held[c] if t == "device" else 0 for t in TIERS for c in CLASSES}
         capacity = _on_device(kv.capacity)
         yield self._gauges("kv_capacity_bytes", "Budget of the KV cache", capacity, "tier")

@@ -75,6 +75,7 @@ class Orders:
             commit_policy=request.commit_policy or session.settings.commit_policy or CommitPolicy.KEEP_PARTIAL,
             priority=(session.settings.priority or 0) if request.priority is None else request.priority,
             queue_timeout=patience,
+            reads_prefixes=not request.bypass_prefix_cache,
             time_limit=float("inf") if stop.time_limit is None else stop.time_limit,
         )
 

@@ -5,14 +5,18 @@ give way when the pool is short, and what is the batch. A waiting turn holds no 
 hold-and-wait; the oldest turn of the highest priority never gives way, so something always moves on.
 """
 
+from array import array
 from bisect import insort_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from segue_model.paging import PAGE_TOKENS
-from segue_server.cache.pages import PagePool
-from segue_server.cache.session import SessionCache
+from segue_server.cache.pages import PageId, PagePool
+from segue_server.cache.prefix import PrefixIndex
+from segue_server.cache.session import SessionCache, pages_for
 from segue_server.sequence import Sequence, Turn
+
+ATTENTION_TOKENS = 4096  # depth at which attention costs as much as everything else, roughly, for small models
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Plan:
     """One step."""
 
     work: list[Work] = field(default_factory=list)
+    copies: list[tuple[PageId, PageId]] = field(default_factory=list)  # to be made before the pass
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -53,6 +58,7 @@ class Scheduler:
     def __init__(self, pool: PagePool, *, max_running: int, step_tokens: int) -> None:
         """`step_tokens` bounds the tokens of a step, so that a long prompt never stalls the streams beside it."""
         self.pool = pool
+        self.prefixes = PrefixIndex(pool)
         self.sequences: dict[str, Sequence] = {}
         self.waiting: list[Sequence] = []  # in the order of Turn.order
         self.running: list[Sequence] = []  # in the order of Turn.order
@@ -62,21 +68,68 @@ class Scheduler:
 
     # Sessions
 
-    def open(self, session_id: str, *, priority: int = 0, pinned: bool = False, now: float) -> Sequence:
+    def open(
+        self, session_id: str, *, priority: int = 0, pinned: bool = False, salt: str | None = None, now: float
+    ) -> Sequence:
         """A new, empty sequence. Raises KeyError when the id is taken."""
         if session_id in self.sequences:
             raise KeyError(session_id)
-        cache = SessionCache(self.pool)
-        sequence = Sequence(session_id=session_id, cache=cache, priority=priority, pinned=pinned, last_used=now)
+        sequence = Sequence(
+            session_id=session_id,
+            cache=SessionCache(self.pool),
+            priority=priority,
+            pinned=pinned,
+            salt=salt,
+            last_used=now,
+        )
         self.sequences[session_id] = sequence
         return sequence
+
+    def fork(self, parent: Sequence, session_id: str, position: int, now: float) -> Sequence:
+        """A new sequence with the first `position` tokens of another and their KV, shared. Raises KeyError."""
+        child = self.open(session_id, priority=parent.priority, pinned=parent.pinned, salt=parent.salt, now=now)
+        child.tokens = parent.tokens[:position]
+        child.cache.share_from(parent.cache, position)
+        child.seen = child.cache.computed
+        return child
+
+    def rewind(self, sequence: Sequence, position: int) -> None:
+        """Cut the ledger back to `position`. Pages that others own are left to them."""
+        before = sequence.tokens[: sequence.cache.computed]
+        sequence.truncate(position)
+        self._let_go(sequence, before)
 
     def close(self, session_id: str) -> int:
         """Forget a sequence; returns the pages that became free. Raises ValueError while it has a turn."""
         if self.sequences[session_id].turn is not None:
             raise ValueError(f"session {session_id} has a turn in flight")
         sequence = self.sequences.pop(session_id)
-        return sequence.cache.evict(len(sequence.cache.pages))
+        return self.drop(sequence)
+
+    def drop(self, sequence: Sequence, pages: int | None = None) -> int:
+        """Forget KV of a sequence from its tail, all of it unless `pages` says how much; returns the pages freed.
+
+        What the prefix index knows of it stays there until it is evicted.
+        """
+        before = sequence.tokens[: sequence.cache.computed]
+        freed = sequence.cache.evict(len(sequence.cache.pages) if pages is None else pages)
+        self._let_go(sequence, before)
+        return freed
+
+    def index(self, sequence: Sequence) -> None:
+        """Make the whole pages of a sequence known to others of its salt."""
+        if sequence.salt is not None:
+            known = sequence.tokens[: sequence.cache.computed]
+            self.prefixes.insert(sequence.salt, known, sequence.cache.pages, sequence.last_used)
+
+    def shared_pages(self, sequence: Sequence) -> int:
+        """Pages of a sequence that other sequences hold too. A reader: safe from any thread."""
+        pages = list(sequence.cache.pages)
+        return sum(self.pool.references(page) > 1 + (page in self.prefixes) for page in pages)
+
+    def _let_go(self, sequence: Sequence, tokens: "array[int]") -> None:
+        if sequence.salt is not None:
+            self.prefixes.released(sequence.salt, tokens)
 
     # Turns
 
@@ -92,6 +145,7 @@ class Scheduler:
         sequence.turn = None
         sequence.last_used = now
         sequence.cache.trim()
+        self.index(sequence)
 
     def schedule(self, now: float) -> Plan:
         """Decide the next step and take the pages it needs."""
@@ -100,7 +154,7 @@ class Scheduler:
         counts = self._counts()
         for sequence in list(self.running):
             count = counts.get(sequence.session_id, 0)
-            if count and sequence.running and self._reserve(sequence, sequence.cache.computed + count, plan):
+            if count and sequence.running and self._reserve(sequence, sequence.cache.computed + count, plan, now):
                 plan.work.append(Work(sequence, sequence.cache.computed, count))
         return plan
 
@@ -108,20 +162,45 @@ class Scheduler:
 
     def _admit(self, plan: Plan, now: float) -> None:
         """Start waiting turns, strictly in order: a turn that does not fit holds back those behind it."""
-        while self.waiting and len(self.running) < self.max_running and self._fits(self.waiting[0]):
-            sequence = self.waiting.pop(0)
-            turn = _turn(sequence)
-            if turn.admitted is None:
+        while self.waiting and len(self.running) < self.max_running:
+            sequence = self.waiting[0]
+            found = self._known_prefix(sequence, now)
+            if not self._fits(sequence, found):
+                return
+            self.waiting.pop(0)
+            self._start(sequence, found, now)
+            if (turn := _turn(sequence)).admitted is None:
                 turn.admitted = now
-                sequence.cache.rewind(turn.reuse_limit)
                 plan.admitted.append(sequence)
-            turn.running = True
-            _insert(self.running, sequence)
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _known_prefix(self, sequence: Sequence, now: float) -> list[PageId]:
+        """Pages of others that take this turn further than its own do. Never the last token: its logits are needed."""
+        turn = _turn(sequence)
+        if sequence.salt is None or not turn.reads_prefixes:
+            return []
+        limit = min(turn.reuse_limit, len(sequence.tokens) - 1)
+        found = self.prefixes.match(sequence.salt, sequence.tokens[:limit], now)
+        return found if len(found) * PAGE_TOKENS > sequence.cache.computed else []
+
+    def _start(self, sequence: Sequence, found: list[PageId], now: float) -> None:
+        """Put a turn into the batch, on the pages that were found for it."""
+        turn = _turn(sequence)
+        if turn.admitted is None:
+            sequence.cache.rewind(turn.reuse_limit)
+        turn.adopted = 0
+        if found:
+            turn.adopted = (len(found) - sequence.cache.computed // PAGE_TOKENS) * PAGE_TOKENS
+            sequence.cache.adopt(found)
+            sequence.seen = max(sequence.seen, sequence.cache.computed)
+        turn.running = True
+        sequence.last_used = now
+        _insert(self.running, sequence)
+
+    def _fits(self, sequence: Sequence, found: list[PageId]) -> bool:
         """Is there room for what the running turns and this one have been promised?"""
-        promised = sum(_missing(s) for s in self.running) + _missing(sequence)
-        return promised <= self.pool.free or promised <= self.pool.free + self.evictable_pages(sequence)
+        needed = sum(_missing(s) for s in self.running)
+        needed += pages_for(_turn(sequence).promise) - len(found) if found else _missing(sequence)
+        return needed <= self.pool.free or needed <= self.pool.free + self.evictable_pages(sequence, found)
 
     # Budget
 
@@ -143,16 +222,17 @@ class Scheduler:
 
     # Pages
 
-    def _reserve(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
+    def _reserve(self, sequence: Sequence, tokens: int, plan: Plan, now: float) -> bool:
         """Make room for `tokens` positions: from idle KV, then from the youngest turn. False: it gave way itself."""
         while (short := sequence.cache.missing_pages(tokens) - self.pool.free) > 0:
-            if self._evict(short, keep=sequence):
+            if self._evict(short, keep=sequence, now=now):
                 continue
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is sequence:
                 return False
-        sequence.cache.reserve(tokens)
+        if copied := sequence.cache.reserve(tokens):
+            plan.copies.append(copied)
         return True
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
@@ -164,21 +244,43 @@ class Scheduler:
         _insert(self.waiting, sequence)
         plan.preempted.append(sequence)
 
-    def _evict(self, pages: int, keep: Sequence) -> bool:
-        """Drop up to `pages` pages of the session that is cheapest to lose, from its tail. False: there is none."""
-        victim = min(self._evictable(keep), key=_eviction_order, default=None)
-        if victim is None:
-            return False
-        before = victim.cache.computed
-        freed = victim.cache.evict(pages)
-        self.evictions.count += 1
-        self.evictions.pages += freed
-        self.evictions.tokens += before - victim.cache.computed
+    def _evict(self, pages: int, keep: Sequence, now: float) -> bool:
+        """Drop up to `pages` pages of whatever is cheapest to lose. False: there is nothing left.
+
+        Sessions lose their tail first. A page that only the prefix index holds counts as an idle session of priority
+        0 that was last used when the page was.
+        """
+        victim = min(self._evictable(keep), key=lambda s: _eviction_order(s, now), default=None)
+        orphan = self.prefixes.oldest()
+        if victim is None and orphan is None:
+            return self._evict_subtree()
+        if victim is None or (orphan is not None and (0, orphan - now) <= _eviction_order(victim, now)):
+            self.prefixes.evict_one()
+            self._count_eviction(1, PAGE_TOKENS)
+        else:
+            before = victim.cache.computed
+            freed = self.drop(victim, pages)
+            self._count_eviction(freed, before - victim.cache.computed)
         return True
 
-    def evictable_pages(self, keep: Sequence | None = None) -> int:
-        """Pages that could be taken from sequences which are not running and not pinned."""
-        return sum(len(s.cache.pages) for s in self._evictable(keep))
+    def _evict_subtree(self) -> bool:
+        """The last resort: a prefix page that pages of running turns follow."""
+        if dropped := self.prefixes.evict_subtree():
+            self._count_eviction(1, PAGE_TOKENS)
+        return dropped
+
+    def _count_eviction(self, pages: int, tokens: int) -> None:
+        self.evictions.count += 1
+        self.evictions.pages += pages
+        self.evictions.tokens += tokens
+
+    def evictable_pages(self, keep: Sequence | None = None, found: list[PageId] | None = None) -> int:
+        """Pages that could be had: all but those of running and pinned sequences, of `keep`, and `found`."""
+        kept: set[PageId] = set(found or ())
+        for sequence in self.sequences.values():
+            if sequence.running or sequence.pinned or sequence is keep:
+                kept.update(sequence.cache.pages)
+        return self.pool.held - len(kept)
 
     def _evictable(self, keep: Sequence | None) -> Iterator[Sequence]:
         return (
@@ -187,7 +289,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Every page has the owners its count says, every turn is in one place. Raises AssertionError."""
-        self.pool.check_integrity(s.cache.pages for s in self.sequences.values())
+        owners = [s.cache.pages for s in self.sequences.values()]
+        self.pool.check_integrity([*owners, self.prefixes.owned()])
         for sequence in self.sequences.values():
             places = (sequence in self.running) + (sequence in self.waiting)
             if places != (sequence.turn is not None):
@@ -207,8 +310,14 @@ def _missing(sequence: Sequence) -> int:
     return sequence.cache.missing_pages(_turn(sequence).promise)
 
 
-def _eviction_order(sequence: Sequence) -> tuple[int, float]:
-    return sequence.priority, sequence.last_used
+def _eviction_order(sequence: Sequence, now: float) -> tuple[int, float]:
+    """Least first: low priority, then long idle and cheap to rebuild per byte.
+
+    A position costs its share of the linear layers, and attention to all before it: twice as much at
+    ATTENTION_TOKENS of depth. The tail goes first, so its depth is what counts.
+    """
+    idle = now - sequence.last_used
+    return sequence.priority, -idle / (1 + sequence.cache.computed / ATTENTION_TOKENS)
 
 
 def _insert(queue: list[Sequence], sequence: Sequence) -> None:

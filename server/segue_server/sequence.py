@@ -3,6 +3,7 @@
 There is no prefill phase and no decode phase: `computed` catches up with `len(tokens)`.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 from segue_server.cache.session import SessionCache
@@ -22,6 +23,8 @@ class Turn:
     priority: int = 0
     queue_deadline: float = float("inf")
     time_limit: float = float("inf")  # seconds from admission
+    reads_prefixes: bool = True  # may take over pages that other sessions computed
+    adopted: int = 0  # positions that it took over in its last admission
     paused: bool = False  # its reader is too slow
     admitted: float | None = None  # None while it waits for its first admission
     running: bool = False
@@ -38,10 +41,11 @@ class Sequence:
 
     session_id: str
     cache: SessionCache
-    tokens: list[int] = field(default_factory=list)
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))  # 4 bytes a token
     turn: Turn | None = None
     priority: int = 0  # of the session, for eviction
     pinned: bool = False
+    salt: str | None = None  # pages are shared with sequences of the same salt only; None = with nobody
     last_used: float = 0.0
     seen: int = 0  # positions that have been computed at some time, though their KV may be gone
 

@@ -1,32 +1,35 @@
 """What each call means. The transport translates to and from it, and the engine does what it orders.
 
 Runs on the event loop; nothing here waits for anything but the engine's answers and the reader of a stream. A turn is
-held by `async with`: however the block is left, the turn is cancelled if it still runs. Its session is freed by the
-event that ends it, on every path, queued or running, and nowhere else.
+read by `async with`: however the block is left, the turn is cancelled if it still runs, nobody else reads it and its
+`detach_grace` passes without a new reader. Its session is freed by the event that ends it, on every path, queued or
+running, and nowhere else (turns.py).
 """
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import (
     Draining,
+    EngineError,
     EtagMismatch,
-    FeatureAbsent,
     FieldInvalid,
     PositionMismatch,
     RequestIdReused,
+    RequestNotFound,
     SegueError,
     SessionBusy,
     SessionNotFound,
 )
-from segue_server.events import Event, Finished
+from segue_server.events import Event, Failed, Finished
 from segue_server.jobs import TurnSpec
 from segue_server.orders import Orders, Pool
 from segue_server.requests import (
@@ -47,19 +50,20 @@ from segue_server.requests import (
     TextInput,
 )
 from segue_server.served import ServedModel
-from segue_server.sessions import ActiveTurn, Session, SessionRegistry, new_session_id
+from segue_server.sessions import ActiveTurn, Claim, Session, SessionRegistry, new_session_id
 from segue_server.stats import ServiceStats
-from segue_server.stream import TurnStream
-from segue_server.turns import Turns
+from segue_server.turns import Turns, content_of
 from segue_server.validation import Checker
 from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
+
+log = logging.getLogger(__name__)
 
 REAP_INTERVAL = 0.5  # seconds between two looks for expired sessions
 REPLAY_WINDOW = 600.0  # seconds a CreateSession request id is remembered
 LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
 RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is taken over
 
-CAPABILITIES = ("busy:queue", "busy:replace", "logprobs", "prompt_logprobs", "append", "tier:device")
+CAPABILITIES = ("busy:queue", "busy:replace", "logprobs", "prompt_logprobs", "append", "attach", "tier:device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,12 @@ class Turn:
 
     request_id: str
     session_id: str
-    stream: TurnStream
+    output: OutputOptions
+    events: AsyncIterator[tuple[int, Event]]
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
         """(sequence, event) until Finished. Raises the SegueError of a turn that failed."""
-        return self.stream.read()
+        return self.events
 
 
 class Service:
@@ -160,6 +165,7 @@ class Service:
             message = f"session {session_id!r} has a turn in flight"
             raise SessionBusy(message, activeRequestId=session.active.request_id)
         self._sessions.remove(session)
+        self._turns.forget(session)
         self._count_end(session, "deleted")
         if session.active:
             self._turns.leave(session.active, CancelCause.RPC)  # the engine is told of this first, then of the end
@@ -171,67 +177,94 @@ class Service:
     async def generate(
         self, request: GenerateRequest, *, caller: str, time_remaining: Callable[[], float | None]
     ) -> AsyncIterator[Turn]:
-        """One turn. Leaving the block early cancels it, and the commit policy decides what the ledger keeps."""
-        self._refuse_when_draining()
+        """One turn; the same request again reads the same turn. Leaving the block early leaves the turn to itself."""
         arrival = self._engine.engine.clock()
         checker = self._checker()
         checker.generate(request)
         checker.done()
-        if request.detach_grace:
-            raise FeatureAbsent("detach_grace is not among this server's capabilities", field="detach_grace")
         request = replace(request, request_id=request.request_id or str(uuid.uuid4()))
-        patience = self._queue_timeout if request.queue_timeout is None else request.queue_timeout
-        session = self._sessions.get(request.session_id) if request.session_id else await self._open_ephemeral(caller)
+        claim = Claim(
+            request_id=request.request_id,
+            caller=caller,
+            content=content_of(request),
+            output=request.output,
+            policy=request.busy_policy,
+            patience=self._queue_timeout if request.queue_timeout is None else request.queue_timeout,
+            detach_grace=request.detach_grace,
+        )
 
         def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
-            return self._orders.generate(session, request, prompt, arrival=arrival, patience=patience, sink=turn.stream)
+            patience = claim.patience
+            return self._orders.generate(
+                turn.session, request, prompt, arrival=arrival, patience=patience, sink=turn.stream
+            )
 
-        claim = self._claim(session, request.request_id, request.output, request.busy_policy, patience, time_remaining)
-        async with claim as turn:
-            self._check_position(session, request.expected_position)
-            await self._submit(turn, request.input, order)
-            yield Turn(turn.request_id, session.session_id, turn.stream)
+        turn = self._turns.known(claim) or await self._begin(request, claim, order)
+        with self._reading(turn, 0, time_remaining) as reading:
+            yield reading
 
     @contextlib.asynccontextmanager
     async def append(
         self, request: AppendRequest, *, caller: str, time_remaining: Callable[[], float | None]
     ) -> AsyncIterator[Turn]:
-        """Append tokens and compute them without sampling."""
-        del caller  # the session exists already, and with it its salt
-        self._refuse_when_draining()
+        """Append tokens and compute them without sampling; the same request again reads the same turn."""
         arrival = self._engine.engine.clock()
         checker = self._checker()
         checker.append(request)
         checker.done()
-        session = self._sessions.get(request.session_id)
-        request_id = request.request_id or str(uuid.uuid4())
-        patience = self._queue_timeout
+        request = replace(request, request_id=request.request_id or str(uuid.uuid4()))
+        claim = Claim(
+            request_id=request.request_id,
+            caller=caller,
+            content=content_of(request),
+            output=request.output,
+            policy=BusyPolicy.REJECT,
+            patience=self._queue_timeout,
+            detach_grace=0.0,
+        )
 
         def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
             return self._orders.append(
-                session,
-                request_id,
+                turn.session,
+                turn.request_id,
                 prompt,
                 request.output,
                 defer_compute=request.defer_compute,
                 arrival=arrival,
-                patience=patience,
+                patience=claim.patience,
                 sink=turn.stream,
             )
 
-        claim = self._claim(session, request_id, request.output, BusyPolicy.REJECT, patience, time_remaining)
-        async with claim as turn:
-            self._check_position(session, request.expected_position)
-            await self._submit(turn, request.input, order)
-            yield Turn(turn.request_id, session.session_id, turn.stream)
+        turn = self._turns.known(claim) or await self._begin(request, claim, order)
+        with self._reading(turn, 0, time_remaining) as reading:
+            yield reading
+
+    @contextlib.asynccontextmanager
+    async def attach(
+        self, request_id: str, after_sequence: int, *, caller: str, time_remaining: Callable[[], float | None]
+    ) -> AsyncIterator[Turn]:
+        """The events of a turn from `after_sequence + 1` on, while it runs and for ten minutes after its end.
+
+        Raises RequestNotFound, of another caller's turn too, or PositionBeyondEnd.
+        """
+        turn = self._turns.find(request_id)
+        if turn is None or turn.claim.caller != caller:
+            raise RequestNotFound(f"there is no turn with request id {request_id!r}, or it ended too long ago")
+        with self._reading(turn, after_sequence, time_remaining) as reading:
+            yield reading
 
     async def cancel(
         self, *, request_id: str = "", session_id: str = "", commit_policy: CommitPolicy | None = None
     ) -> tuple[bool, Finished | None]:
-        """Cancel a turn and wait until it has left the batch. (False, None): it had finished before."""
+        """Cancel a turn and wait until it has left the batch.
+
+        (False, how it ended) when it had ended before; (False, None) when that is not known any more.
+        """
         turn = self._turns.find(request_id) if request_id else self._sessions.get(session_id).active
         if turn is None:
             return False, None
+        if turn.ended.is_set():
+            return False, turn.finished
         self._turns.leave(turn, CancelCause.RPC, policy=commit_policy)
         await turn.ended.wait()
         return True, turn.finished
@@ -372,7 +405,8 @@ class Service:
                 self.stats.rejections.add("session_limit")
             raise
         priority, pinned = session.settings.priority or 0, bool(session.settings.pinned)
-        opened = partial(self._engine.engine.open, session.session_id, priority=priority, pinned=pinned)
+        salt = session.settings.cache_salt
+        opened = partial(self._engine.engine.open, session.session_id, priority=priority, pinned=pinned, salt=salt)
         self._engine.post(opened)
 
     def _forget(self, session: Session) -> None:
@@ -411,29 +445,38 @@ class Service:
             async for _ in turn:
                 pass
 
-    @contextlib.asynccontextmanager
-    async def _claim(
+    async def _begin(
         self,
-        session: Session,
-        request_id: str,
-        output: OutputOptions,
-        policy: BusyPolicy,
-        patience: float,
-        time_remaining: Callable[[], float | None],
-    ) -> AsyncIterator[ActiveTurn]:
-        """The session's turn in flight, for as long as the block lasts."""
+        request: GenerateRequest | AppendRequest,
+        claim: Claim,
+        order: Callable[[list[int], ActiveTurn], TurnSpec],
+    ) -> ActiveTurn:
+        """A new turn, once its session is free; or the one that a twin of this call has begun meanwhile."""
+        self._refuse_when_draining()
+        known = request.session_id
+        session = self._sessions.get(known) if known else await self._open_ephemeral(claim.caller)
         try:
-            turn = await self._turns.claim(session, request_id, output, policy, patience)
+            await self._turns.wait_free(session, claim)
+            if twin := self._turns.known(claim):
+                return twin
+            self._check_open(session)
+            self._check_position(session, request.expected_position)
         except BaseException:
             if session.ephemeral:
                 self._forget(session)
             raise
-        try:
-            self._check_open(session)
-            yield turn
-        finally:
-            left = time_remaining()
-            self._turns.leave(turn, CancelCause.DEADLINE if left is not None and left <= 0 else CancelCause.DISCONNECT)
+        turn = self._turns.begin(session, claim)
+        preparing = self._prepare(turn, request.input, order)
+        if _is_long(request.input):
+            turn.preparing = asyncio.create_task(preparing)  # not cancelled with the call: a twin may read the turn
+        else:
+            await preparing
+        return turn
+
+    @contextlib.contextmanager
+    def _reading(self, turn: ActiveTurn, after: int, time_remaining: Callable[[], float | None]) -> Iterator[Turn]:
+        with self._turns.reading(turn, after, time_remaining) as events:
+            yield Turn(turn.request_id, turn.session.session_id, turn.claim.output, events)
 
     def _check_open(self, session: Session) -> None:
         """A turn that had to wait may find its session deleted or expired."""
@@ -444,6 +487,18 @@ class Service:
         if expected is not None and expected != session.position:
             message = f"the ledger holds {session.position} tokens, not {expected}"
             raise PositionMismatch(message, actualPosition=str(session.position))
+
+    async def _prepare(
+        self, turn: ActiveTurn, given: Input, order: Callable[[list[int], ActiveTurn], TurnSpec]
+    ) -> None:
+        """Submit the turn; what goes wrong is its end, for everybody who reads it."""
+        try:
+            await self._submit(turn, given, order)
+        except SegueError as error:
+            turn.stream.deliver(Failed(error, turn.start))
+        except Exception:
+            log.exception("turn %s could not be submitted", turn.request_id)
+            turn.stream.deliver(Failed(EngineError("the server failed; its log tells why"), turn.start))
 
     async def _submit(self, turn: ActiveTurn, given: Input, order: Callable[[list[int], ActiveTurn], TurnSpec]) -> None:
         """Encode the input and hand the turn to the engine."""

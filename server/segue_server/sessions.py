@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 from segue_server.errors import FieldInvalid, SessionExists, SessionExpired, SessionLimit, SessionNotFound
 from segue_server.events import Finished
-from segue_server.requests import FinishReason, ListSessionsRequest, SessionSettings
+from segue_server.requests import (
+    BusyPolicy,
+    CancelCause,
+    FinishReason,
+    ListSessionsRequest,
+    OutputOptions,
+    SessionSettings,
+)
 from segue_server.stream import TurnStream
 from segue_server.views import SessionState
 
@@ -35,20 +42,44 @@ class TurnRecord:
         return self.end > self.generated_start
 
 
-@dataclass(slots=True, eq=False)
-class ActiveTurn:
-    """The turn in flight of a session."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A turn that wants its session: who asks, what tells it from another, and how it behaves toward others."""
 
     request_id: str
+    caller: str
+    content: bytes  # digest of the request: a request id stands for one content
+    output: OutputOptions
+    policy: BusyPolicy
+    patience: float  # seconds behind another turn of the session
+    detach_grace: float  # seconds the turn goes on without a reader
+
+
+@dataclass(slots=True, eq=False)
+class ActiveTurn:
+    """A turn that holds its session, or has held it and is remembered."""
+
+    claim: Claim
     session: "Session"
     stream: TurnStream = field(init=False)
     start: int = 0
     prompt_end: int = 0
+    preparing: asyncio.Task[None] | None = None  # encodes its input; owned by the turn, not by the call that brought it
     submitted: bool = False  # the engine has it
     started: bool = False
-    leaving: bool = False  # it has been cancelled, and leaves the batch before the next step
+    cause: CancelCause | None = None  # it has been cancelled, and leaves the batch before the next step
+    grace: asyncio.TimerHandle | None = None  # runs while nobody reads it
+    forgotten: bool = False  # its session is deleted: nothing of it is repeated
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     finished: Finished | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.claim.request_id
+
+    @property
+    def leaving(self) -> bool:
+        return self.cause is not None
 
 
 @dataclass(slots=True, eq=False)

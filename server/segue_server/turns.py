@@ -1,25 +1,43 @@
-"""Turns as the event loop sees them: claiming a session, running, leaving.
+"""Turns as the event loop sees them: claiming a session, running, being read, leaving.
 
-claim ──▶ encode ──▶ submit ──▶ events ... ──▶ Finished or Failed
-  │          │                                       │
-  └──────────┴── error, cancel, disconnect ──▶ the claim is given back: once, here
+claim ──▶ encode ──▶ submit ──▶ events ... ──▶ Finished or Failed ──▶ remembered for ten minutes
+              │                                       │
+              └── error, cancel, left alone ──▶ the session is given back: once, here
+
+A turn belongs to the server, not to the call that brought it. Calls read it: the first one, a repeated one, one that
+attaches. When the last reader has left before the end, the turn goes on for its `detach_grace`, but not beyond that
+reader's deadline; if nobody has come by then, it is cancelled.
+
+The same request id again, with the same content, is the same turn: running it is read from its first event, ended it
+is replayed. Not remembered, so that the same request runs again, is a turn that has left nothing in the ledger and
+either failed or was cancelled because nobody read it. Whatever changed the ledger is replayed, cut short as it may be:
+running it again would append its prompt twice. A server that has been started anew knows no request ids; there
+`expected_position` tells a caller whether its turn went in.
 """
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import QueueFull, QueueTimeout, Quota, RequestIdReused, SegueError, SessionBusy
 from segue_server.events import Event, Failed, Finished, Started, Tokens
-from segue_server.requests import BusyPolicy, CancelCause, CommitPolicy, FinishReason, OutputOptions
-from segue_server.sessions import ActiveTurn, Session, TurnRecord
+from segue_server.recent import RecentTurns
+from segue_server.requests import AppendRequest, BusyPolicy, CancelCause, CommitPolicy, FinishReason, GenerateRequest
+from segue_server.sessions import ActiveTurn, Claim, Session, TurnRecord
 from segue_server.stats import ServiceStats
-from segue_server.stream import TurnStream
+from segue_server.stream import Reader, TurnStream
+
+
+def content_of(request: GenerateRequest | AppendRequest) -> bytes:
+    """A digest that is equal for equal requests, so that remembering one does not take the room of its prompt."""
+    return hashlib.sha256(repr(request).encode()).digest()
 
 
 class Turns:
-    """All turns in flight, by request id. Event loop only."""
+    """All turns in flight, and those that ended lately, by request id. Event loop only."""
 
     def __init__(
         self,
@@ -37,6 +55,7 @@ class Turns:
         self._max_queued = max_queued
         self._on_end = on_end
         self._active: dict[str, ActiveTurn] = {}
+        self._recent = RecentTurns()
         self.waiting_behind = 0  # turns that wait for another one of their session
 
     def __len__(self) -> int:
@@ -51,28 +70,63 @@ class Turns:
         return sum(turn.started for turn in self._active.values())
 
     def find(self, request_id: str) -> ActiveTurn | None:
-        return self._active.get(request_id)
+        """The turn, in flight or ended lately."""
+        return self._active.get(request_id) or self._recent.find(request_id)
 
-    async def claim(
-        self, session: Session, request_id: str, output: OutputOptions, policy: BusyPolicy, patience: float
-    ) -> ActiveTurn:
-        """Make `request_id` the session's turn in flight.
-
-        Raises RequestIdReused, QueueFull, SessionBusy, or QueueTimeout after `patience` seconds behind another turn.
-        """
-        self._refuse_known(request_id)
-        self._refuse_beyond_queue()
-        if session.active is not None:
-            await self._wait_behind(session, policy, patience)
-            self._refuse_known(request_id)
-        turn = ActiveTurn(request_id=request_id, session=session, start=session.position, prompt_end=session.position)
-        turn.stream = TurnStream(output, on_event=partial(self._see, turn), on_room=self._poke)
-        session.active = self._active[request_id] = turn
+    def known(self, claim: Claim) -> ActiveTurn | None:
+        """The turn that this very request has begun before. Raises RequestIdReused when it was another request."""
+        turn = self.find(claim.request_id)
+        if turn and (turn.claim.caller, turn.claim.content) != (claim.caller, claim.content):
+            raise RequestIdReused(f"request id {claim.request_id!r} came before with other content")
         return turn
 
-    def _refuse_known(self, request_id: str) -> None:
-        if request_id in self._active:
-            raise RequestIdReused(f"a turn with request id {request_id!r} is in flight")
+    async def wait_free(self, session: Session, claim: Claim) -> None:
+        """Until the session has no turn in flight, or has begun this one for another call of the same request.
+
+        Raises QueueFull, SessionBusy, or QueueTimeout after the claim's patience.
+        """
+        self._refuse_beyond_queue()
+        if session.active is not None:
+            await self._wait_behind(session, claim)
+
+    def begin(self, session: Session, claim: Claim) -> ActiveTurn:
+        """Make this the turn in flight of a session that has none."""
+        turn = ActiveTurn(claim, session, start=session.position, prompt_end=session.position)
+        turn.stream = TurnStream(claim.output, on_event=partial(self._see, turn), on_room=self._poke)
+        session.active = self._active[claim.request_id] = turn
+        return turn
+
+    @contextmanager
+    def reading(self, turn: ActiveTurn, after: int, time_remaining: Callable[[], float | None]) -> Iterator[Reader]:
+        """The events from `after + 1` on. Whoever leaves last leaves the turn to itself, for as long as it may be.
+
+        Raises PositionBeyondEnd.
+        """
+        reader = turn.stream.read(after)
+        if turn.grace:
+            turn.grace.cancel()
+        try:
+            yield reader
+        finally:
+            reader.close()
+            if not turn.stream.has_readers:
+                self._leave_alone(turn, time_remaining())
+
+    def _leave_alone(self, turn: ActiveTurn, time_remaining: float | None) -> None:
+        """Nobody reads the turn; whoever comes back for it comes before the deadline of the call that has gone."""
+        wait, cause = turn.claim.detach_grace, CancelCause.DISCONNECT
+        if time_remaining is not None and time_remaining <= wait:
+            wait, cause = max(time_remaining, 0.0), CancelCause.DEADLINE
+        if wait and not turn.ended.is_set():
+            turn.grace = asyncio.get_running_loop().call_later(wait, self.leave, turn, cause)
+        else:
+            self.leave(turn, cause)
+
+    def forget(self, session: Session) -> None:
+        """The session is deleted: nothing that was said in it is repeated to anybody."""
+        self._recent.forget(session)
+        if session.active:
+            session.active.forgotten = True
 
     def _refuse_beyond_queue(self) -> None:
         """Turns that have not started but find a free place at the next step are not waiting."""
@@ -82,24 +136,24 @@ class Turns:
             message = f"{self._max_queued} turns are waiting, and that is the limit"
             raise QueueFull(message, quota=Quota("queued_requests", self._max_queued))
 
-    async def _wait_behind(self, session: Session, policy: BusyPolicy, patience: float) -> None:
+    async def _wait_behind(self, session: Session, claim: Claim) -> None:
         self.waiting_behind += 1
         try:
-            async with asyncio.timeout(patience):
-                await self._wait_for(session, policy)
+            async with asyncio.timeout(claim.patience):
+                await self._wait_for(session, claim)
         except TimeoutError:
             self._stats.rejections.add("queue_timeout")
-            message = f"another turn of session {session.session_id!r} ran for longer than {patience:g} s"
+            message = f"another turn of session {session.session_id!r} ran for longer than {claim.patience:g} s"
             raise QueueTimeout(message) from None
         finally:
             self.waiting_behind -= 1
 
-    async def _wait_for(self, session: Session, policy: BusyPolicy) -> None:
-        """Until the session has no turn in flight. One that is on its way out is waited for under every policy."""
-        while (active := session.active) is not None:
-            if policy is BusyPolicy.REPLACE:
+    async def _wait_for(self, session: Session, claim: Claim) -> None:
+        """Until the session has no other turn in flight. One on its way out is waited for under every policy."""
+        while (active := session.active) is not None and active.request_id != claim.request_id:
+            if claim.policy is BusyPolicy.REPLACE:
                 self.leave(active, CancelCause.REPLACED)
-            elif policy is BusyPolicy.REJECT and not active.leaving:
+            elif claim.policy is BusyPolicy.REJECT and not active.leaving:
                 message = f"session {session.session_id!r} has a turn in flight"
                 raise SessionBusy(message, activeRequestId=active.request_id)
             await active.ended.wait()
@@ -115,7 +169,7 @@ class Turns:
         """Cancel a turn that may still run. It leaves before the engine's next step; `turn.ended` tells when it has."""
         if turn.ended.is_set() or turn.leaving:
             return
-        turn.leaving = True
+        turn.cause = cause
         if turn.submitted:
             self._engine.post(partial(self._engine.engine.cancel, turn.request_id, cause, policy=policy, reason=reason))
         else:  # the engine has not heard of it
@@ -153,12 +207,12 @@ class Turns:
             case Finished():
                 self._record(turn, event.position, event.finish_reason)
                 event = turn.finished = event.with_etag(session.etag)
-                self._end(turn)
+                self._end(turn, event)
             case Failed():
                 self._record(turn, event.position, FinishReason.ERROR)
                 if isinstance(event.error, QueueTimeout):
                     self._stats.rejections.add("queue_timeout")
-                self._end(turn)
+                self._end(turn, event)
             case _:
                 pass
         return event
@@ -174,16 +228,28 @@ class Turns:
         else:
             session.touch()
 
-    def _end(self, turn: ActiveTurn) -> None:
+    def _end(self, turn: ActiveTurn, event: Finished | Failed) -> None:
         """The one place where a session becomes free again."""
         del self._active[turn.request_id]
         turn.session.active = None
+        if turn.grace:
+            turn.grace.cancel()
+        if _is_repeatable(turn, event):
+            self._recent.add(turn)
         turn.ended.set()
         self._on_end(turn.session)
 
     def _poke(self) -> None:
         """A paused sequence may go on: wake the engine."""
         self._engine.post(_nothing)
+
+
+def _is_repeatable(turn: ActiveTurn, event: Finished | Failed) -> bool:
+    """Is the turn to be remembered? One that came to nothing by no will of its caller is better run again."""
+    if turn.forgotten:
+        return False
+    came_to_nothing = isinstance(event, Failed) or turn.cause in (CancelCause.DISCONNECT, CancelCause.DEADLINE)
+    return event.position > turn.start or not came_to_nothing
 
 
 def _nothing() -> None:

@@ -272,7 +272,7 @@ def test_a_waiting_turn_holds_no_claim_its_kv_is_evicted_and_its_tokens_stay() -
     for _ in range(39):
         world.step()
     assert len(waits.cache.pages) < held
-    assert waits.tokens == tokens
+    assert list(waits.tokens) == tokens
     world.run(100)
     assert not runs.turn
     assert not waits.turn

@@ -1,5 +1,7 @@
 """The KV cache of one session, as integers: a page table and how far it is filled."""
 
+from collections.abc import Sequence
+
 from segue_model.paging import PAGE_TOKENS
 from segue_server.cache.pages import PageId, PagePool
 
@@ -15,6 +17,9 @@ class SessionCache:
     pages     [ 7 ][ 3 ][ 9 ]          len(pages) >= pages_for(computed)
     positions 0..15 16..31 32..47
     computed  ──────────────▶ 37       11 positions of page 9 are slack
+
+    Any page may have other owners: a fork, or the prefix index. Only the page that the next position falls into is
+    ever written, and `reserve` makes sure that nobody else owns it.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -27,13 +32,50 @@ class SessionCache:
         """Positions that are taken and hold no KV."""
         return len(self.pages) * PAGE_TOKENS - self.computed
 
-    def missing_pages(self, tokens: int) -> int:
-        """Pages still to be taken before `tokens` positions fit."""
-        return max(0, pages_for(tokens) - len(self.pages))
+    @property
+    def needs_copy(self) -> bool:
+        """The page that the next position falls into is partly filled and has other owners."""
+        at = self.computed // PAGE_TOKENS
+        return at < len(self.pages) and self._pool.references(self.pages[at]) > 1
 
-    def reserve(self, tokens: int) -> None:
-        """Grow the table until `tokens` positions fit. Raises OutOfPages and takes nothing when the pool is short."""
-        self.pages += self._pool.take(self.missing_pages(tokens))
+    def missing_pages(self, tokens: int) -> int:
+        """Pages still to be taken before `tokens` positions fit and the next one can be written."""
+        return max(0, pages_for(tokens) - len(self.pages)) + self.needs_copy
+
+    def reserve(self, tokens: int) -> tuple[PageId, PageId] | None:
+        """Grow the table until `tokens` positions fit. Raises OutOfPages and takes nothing when the pool is short.
+
+        Copy-on-write: a partly filled page with other owners is replaced by a new one. Returns (its source, the new
+        page), whose contents the runner must copy before it writes.
+        """
+        copies = self.needs_copy
+        fresh = self._pool.take(self.missing_pages(tokens))
+        copied = self._replace(self.computed // PAGE_TOKENS, fresh.pop()) if copies else None
+        self.pages += fresh
+        return copied
+
+    def _replace(self, at: int, page: PageId) -> tuple[PageId, PageId]:
+        source = self.pages[at]
+        self.pages[at] = page
+        self._pool.release([source])
+        return source, page
+
+    def adopt(self, pages: Sequence[PageId]) -> None:
+        """Go on from whole pages that hold this session's tokens from position 0 on, and are owned by somebody.
+
+        Own whole pages stay; from the first one that is missing or only partly filled, the others take their place.
+        """
+        keep = self.computed // PAGE_TOKENS
+        self._pool.share(pages[keep:])
+        self._pool.release(self.pages[keep:])
+        self.pages[keep:] = pages[keep:]
+        self.computed = len(pages) * PAGE_TOKENS
+
+    def share_from(self, other: "SessionCache", tokens: int) -> None:
+        """Become an owner of the pages that hold the first `tokens` positions of `other`. This cache is empty."""
+        self.computed = min(tokens, other.computed)
+        self.pages = other.pages[: pages_for(self.computed)]
+        self._pool.share(self.pages)
 
     def advance(self, tokens: int) -> None:
         """Note that the next `tokens` positions have been computed: the one place where the position moves on."""

@@ -102,7 +102,7 @@ def _chat(message: types_pb2.ChatTurn) -> ChatTurn:
 def _sampling(message: types_pb2.SamplingParams) -> SamplingParams:
     given = _given(message)
     if message.logit_bias:
-        given["logit_bias"] = dict(message.logit_bias)
+        given["logit_bias"] = dict(sorted(message.logit_bias.items()))  # a map has no order: equal requests look equal
     return SamplingParams(**given)
 
 

@@ -14,7 +14,7 @@ from segue_server.requests import CommitPolicy, OutputOptions
 
 
 class GenerationServicer:
-    """Turns. Leaving `async with` early, for whatever reason, cancels the turn."""
+    """Turns. Leaving `async with` early, for whatever reason, leaves the turn to itself, for its `detach_grace`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -37,6 +37,19 @@ class GenerationServicer:
         ) as turn:
             async for sequence, event in turn:
                 yield generate_event(sequence, event, request.output)
+
+    async def AttachGeneration(
+        self, message: generation_pb2.AttachGenerationRequest, context: CallContext
+    ) -> AsyncIterator[generation_pb2.GenerateEvent]:
+        request = read(message, context, _attach_request)
+        async with self._service.attach(
+            request.request_id,
+            request.after_sequence,
+            caller=caller_of(context),
+            time_remaining=context.time_remaining,
+        ) as turn:
+            async for sequence, event in turn:
+                yield generate_event(sequence, event, turn.output)
 
     async def AppendContext(
         self, message: generation_pb2.AppendContextRequest, context: CallContext
@@ -76,6 +89,16 @@ async def _collect(turn: Turn, output: OutputOptions) -> generation_pb2.Generate
                 answer.finished.CopyFrom(finished(event))
     answer.text = "".join(texts) if output.return_text else ""
     return answer
+
+
+def _attach_request(
+    form: Form, message: generation_pb2.AttachGenerationRequest
+) -> generation_pb2.AttachGenerationRequest:
+    if not message.request_id:
+        form.refuse("request_id", "must name a turn")
+    if message.after_sequence < 0:
+        form.refuse("after_sequence", f"must not be negative, is {message.after_sequence}")
+    return message
 
 
 @dataclass(frozen=True, slots=True)

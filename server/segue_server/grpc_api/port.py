@@ -12,6 +12,7 @@ from segue_server.requests import (
     GenerateRequest,
     Input,
     ListSessionsRequest,
+    OutputOptions,
 )
 from segue_server.views import Load, ModelInfo, ServerInfo, SessionPage, SessionView
 
@@ -19,12 +20,14 @@ TimeRemaining = Callable[[], float | None]  # seconds until the caller's deadlin
 
 
 class Turn(Protocol):
-    """A turn in flight: yields (sequence, event), ends after Finished, raises the SegueError of a failed turn."""
+    """A turn that is read: yields (sequence, event), ends after Finished, raises the SegueError of a failed turn."""
 
     @property
     def request_id(self) -> str: ...
     @property
     def session_id(self) -> str: ...
+    @property
+    def output(self) -> OutputOptions: ...
     def __aiter__(self) -> AsyncIterator[tuple[int, Event]]: ...
 
 
@@ -42,6 +45,9 @@ class Service(Protocol):
     ) -> AbstractAsyncContextManager[Turn]: ...
     def append(
         self, request: AppendRequest, *, caller: str, time_remaining: TimeRemaining
+    ) -> AbstractAsyncContextManager[Turn]: ...
+    def attach(
+        self, request_id: str, after_sequence: int, *, caller: str, time_remaining: TimeRemaining
     ) -> AbstractAsyncContextManager[Turn]: ...
     async def cancel(
         self, *, request_id: str = "", session_id: str = "", commit_policy: CommitPolicy | None = None

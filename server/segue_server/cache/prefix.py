@@ -1,0 +1,195 @@
+"""The prefix index: whole pages of KV by the tokens they hold, so that equal prompts are computed once. Integers only.
+
+    salt "a"  ──▶ [t0..t15] ──▶ [t16..t31] ──▶ [t32..t47]
+                      │
+                      └──▶ [u16..u31]            one node a page; a path from the root spells the tokens
+
+A hash may find, only equality decides: children are found by their tokens themselves. Sessions with different salts
+never meet. Each node is an owner of its page, so a page outlives the session that computed it until it is evicted.
+
+Invariant: a page that a session holds and the index knows has at least two references; a node whose page has one is
+held by the index alone. Those without children are what `evict_one` may drop, least recently used first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from segue_model.paging import PAGE_TOKENS
+from segue_server.cache.pages import PageId, PagePool
+
+PageTokens = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One page of a prefix."""
+
+    page: PageId
+    tokens: PageTokens  # PAGE_TOKENS of them
+    parent: "Node | None"  # None: the first page
+    salt: str
+    last_used: float
+    children: dict[PageTokens, "Node"] = field(default_factory=dict)
+    alive: bool = True
+
+
+class PrefixIndex:
+    """Finds and keeps pages by tokens. The engine thread owns it."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._roots: dict[str, dict[PageTokens, Node]] = {}
+        self._idle: list[tuple[float, int, Node]] = []  # a heap of nodes that may be evictable; looked at again on use
+        self._ticket = 0  # breaks ties in the heap
+        self._owned: set[PageId] = set()
+
+    def __contains__(self, page: PageId) -> bool:
+        """Is the index one of the owners of `page`?"""
+        return page in self._owned
+
+    def match(self, salt: str, tokens: Sequence[int], now: float) -> list[PageId]:
+        """Pages that hold the longest known prefix of `tokens`, whole pages only. Share them before anything else."""
+        found: list[PageId] = []
+        siblings = self._roots.get(salt, {})
+        for key in _pages_of(tokens):
+            node = siblings.get(key)
+            if node is None:
+                break
+            node.last_used = now
+            found.append(node.page)
+            siblings = node.children
+        return found
+
+    def insert(self, salt: str, tokens: Sequence[int], pages: Sequence[PageId], now: float) -> None:
+        """Make known that `pages` hold `tokens` (whole pages from position 0 on).
+
+        A page that is known already stays: the session keeps its own copy, so that page tables are append-only.
+        """
+        siblings = self._roots.setdefault(salt, {})
+        parent: Node | None = None
+        for key, page in zip(_pages_of(tokens), pages, strict=False):
+            node = siblings.get(key)
+            if node is None:
+                node = siblings[key] = Node(page, key, parent, salt, now)
+                self._pool.share([page])
+                self._owned.add(page)
+            node.last_used = now
+            parent, siblings = node, node.children
+        if parent is not None:
+            self._consider(parent)
+
+    def released(self, salt: str, tokens: Sequence[int]) -> None:
+        """A session has let go of the pages of `tokens`: what it leaves behind may be evictable now."""
+        siblings = self._roots.get(salt, {})
+        last: Node | None = None
+        for key in _pages_of(tokens):
+            node = siblings.get(key)
+            if node is None:
+                break
+            last, siblings = node, node.children
+        if last is not None:
+            self._consider(last)
+
+    def evict_subtree(self) -> bool:
+        """Drop a page that only the index holds though others follow it, and what is known of those. False: none."""
+        node = next((n for n in self._nodes() if self._pool.references(n.page) == 1), None)
+        if node is None:
+            return False
+        for member in reversed(list(_subtree(node))):
+            self._drop(member)
+        if node.parent is not None:
+            self._consider(node.parent)
+        return True
+
+    def oldest(self) -> float | None:
+        """When the first node to be evicted was last used; None: the index holds nothing that nobody else does."""
+        node = self._peek()
+        return None if node is None else node.last_used
+
+    def evict_one(self) -> bool:
+        """Drop the least recently used page that only the index holds and that ends its path. False: there is none."""
+        node = self._peek()
+        if node is None:
+            return False
+        heappop(self._idle)
+        self._drop(node)
+        if node.parent is not None:
+            self._consider(node.parent)
+        return True
+
+    def flush(self, salt: str | None = None) -> int:
+        """Forget every prefix, of one salt or of all; returns the pages that became free."""
+        before = self._pool.free
+        for root in [salt] if salt is not None else list(self._roots):
+            for node in list(self._roots.get(root, {}).values()):
+                for member in reversed(list(_subtree(node))):
+                    self._drop(member)
+        return self._pool.free - before
+
+    def owned(self) -> list[PageId]:
+        """Every page the index is an owner of, for the integrity check."""
+        pages = [node.page for node in self._nodes()]
+        if set(pages) != self._owned or len(pages) != len(self._owned):
+            raise AssertionError("the tree of prefixes and the set of their pages disagree")
+        return pages
+
+    def entries(self) -> list[Node]:
+        """Every node, parents before children."""
+        return list(self._nodes())
+
+    def _drop(self, node: Node) -> None:
+        siblings = node.parent.children if node.parent else self._roots[node.salt]
+        del siblings[node.tokens]
+        if not node.parent and not siblings:
+            del self._roots[node.salt]
+        node.alive = False
+        self._owned.remove(node.page)
+        self._pool.release([node.page])
+
+    def _consider(self, node: Node) -> None:
+        """Put a node where `_peek` will look at it."""
+        self._ticket += 1
+        heappush(self._idle, (node.last_used, self._ticket, node))
+        if len(self._idle) > 64 + 4 * len(self._owned):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Leave out entries that were overtaken."""
+        alive = {id(node): node for *_, node in self._idle if node.alive}
+        self._idle = [(node.last_used, ticket, node) for ticket, node in enumerate(alive.values())]
+        self._ticket = len(self._idle)
+        heapify(self._idle)
+
+    def _peek(self) -> Node | None:
+        """The evictable node that was used longest ago; entries that no longer are what they were are put right."""
+        while self._idle:
+            used, _, node = self._idle[0]
+            if not node.alive or node.children or self._pool.references(node.page) != 1:
+                heappop(self._idle)  # comes back by `released`, `insert` or the drop of its last child
+            elif node.last_used != used:
+                heappop(self._idle)
+                self._consider(node)
+            else:
+                return node
+        return None
+
+    def _nodes(self) -> Iterator[Node]:
+        for root in self._roots.values():
+            for node in root.values():
+                yield from _subtree(node)
+
+
+def _subtree(node: Node) -> Iterator[Node]:
+    """A node and all below it, parents first."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _pages_of(tokens: Sequence[int]) -> Iterator[PageTokens]:
+    """The tokens of each whole page."""
+    for start in range(0, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):
+        yield tuple(tokens[start : start + PAGE_TOKENS])
