@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 _CLOSED = "the turn was closed while it was read"
+# How a cancel may fail to get its answer; the last two say that the channel is closed, and the turn with it.
+_UNANSWERED = (SegueError, ValueError, grpc.aio.UsageError)
 
 
 class _Turn:
@@ -219,7 +221,7 @@ class Turn(_Turn):
         """
         if self._leave() and self._stream is not None:
             self._stream.cancel()  # type: ignore[no-untyped-call]  # a gap in grpc-stubs
-            with suppress(SegueError):
+            with suppress(*_UNANSWERED):
                 self._cancelled(self._connection.send(self._cancel_call(self._connection.timeouts.cancel)))
 
     def _open(self) -> EventStream | None:
@@ -288,7 +290,7 @@ class AsyncTurn(_Turn):
         """See `Turn.close`."""
         if self._leave() and self._stream is not None:
             self._stream.cancel()
-            with suppress(SegueError):
+            with suppress(*_UNANSWERED):
                 self._cancelled(await self._connection.send(self._cancel_call(self._connection.timeouts.cancel)))
 
     async def _open(self) -> AsyncEventStream | None:
