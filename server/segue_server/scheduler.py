@@ -275,11 +275,17 @@ class Scheduler:
         self.evictions.tokens += tokens
 
     def evictable_pages(self, keep: Sequence | None = None, found: list[PageId] | None = None) -> int:
-        """Pages that could be had: all but those of running and pinned sequences, of `keep`, and `found`."""
-        kept: set[PageId] = set(found or ())
+        """Pages that could be had: all but those of running and pinned sequences, and of what `keep` would go on from.
+
+        With `found` that is its own whole pages and then those: a copy of its own that it would give up is no claim.
+        """
+        kept: set[PageId] = set()
         for sequence in self.sequences.values():
-            if sequence.running or sequence.pinned or sequence is keep:
+            if sequence.running or sequence.pinned:
                 kept.update(sequence.cache.pages)
+        if keep is not None:
+            whole = keep.cache.computed // PAGE_TOKENS
+            kept.update([*keep.cache.pages[:whole], *found[whole:]] if found else keep.cache.pages)
         return self.pool.held - len(kept)
 
     def _evictable(self, keep: Sequence | None) -> Iterator[Sequence]:
