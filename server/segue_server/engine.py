@@ -16,7 +16,7 @@ from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLogprob, sample, token_logprobs
 from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
-from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionNotFound
+from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionExists, SessionNotFound, beyond_end
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
 from segue_server.jobs import Job, Sink, TurnSpec, new_turn
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
@@ -78,6 +78,27 @@ class Engine:
         if session_id not in self.scheduler.sequences:
             return 0
         return self.scheduler.close(session_id) * self.runner.page_bytes
+
+    def fork(self, session_id: str, children: Seq[str], position: int | None) -> int:
+        """New ledgers that share the first `position` tokens of one, all of them when None; returns how many.
+
+        The session may have a turn in flight: then what it has put on its stream so far is shared. Raises
+        PositionBeyondEnd, or SessionExists before anything is made.
+        """
+        parent = self.scheduler.sequences[session_id]
+        length = len(parent.tokens)
+        if position is not None and position > length:
+            raise beyond_end(position, length)
+        for child in children:
+            if child in self.scheduler.sequences:
+                raise SessionExists(child, f"session {child!r} exists already")
+        for child in children:
+            self.scheduler.fork(parent, child, length if position is None else position, self.clock())
+        return length if position is None else position
+
+    def rewind(self, session_id: str, position: int) -> None:
+        """Cut the ledger of a session without a turn back to `position`."""
+        self.scheduler.rewind(self.scheduler.sequences[session_id], position)
 
     # Turns
 
@@ -281,7 +302,8 @@ class Engine:
         """A step raised: its turns end with an error, and KV that it may have spoilt is forgotten."""
         log.error("a step over %d sequences failed", len(failed), exc_info=error)
         for work in failed:
-            work.sequence.cache.rewind(work.start)
+            # Whole pages only: the page at `start` may be a copy on write that was not made.
+            work.sequence.cache.rewind(work.start - work.start % PAGE_TOKENS)
             if job := self._jobs.get(work.sequence.turn.request_id if work.sequence.turn else ""):
                 self._fail(job, EngineError("the model could not compute this step; the session is kept"))
 
@@ -290,7 +312,8 @@ class Engine:
     def _start(self, job: Job) -> None:
         """The turn has its place: say what it reuses and what it must compute."""
         turn, sequence = job.turn, job.sequence
-        reused, adopted = sequence.cache.computed, turn.adopted
+        reused = sequence.cache.computed
+        adopted = min(turn.adopted, reused)  # it may have given way, and lost pages, in this very step
         computed = 0 if job.spec.defer_compute else turn.prompt_end - reused
         recomputed = max(0, min(sequence.seen, turn.start) - reused)
         job.usage = Usage(

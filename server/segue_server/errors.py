@@ -148,6 +148,11 @@ class PositionBeyondEnd(SegueError):
     reason = "POSITION_BEYOND_END"
 
 
+def beyond_end(position: int, length: int) -> PositionBeyondEnd:
+    """The one text for a position that the ledger does not reach."""
+    return PositionBeyondEnd(f"position {position} is beyond the ledger's end, {length}", actualPosition=str(length))
+
+
 class KvBudget(SegueError):
     code = "RESOURCE_EXHAUSTED"
     reason = "KV_BUDGET"

@@ -46,8 +46,8 @@ class CacheUsage:
     reserved_bytes: int = 0
     shared_bytes: int = 0
     cached_tokens: int = 0
-    kv_dtype: str = ""
     estimated_rebuild: float = 0.0  # seconds
+    kv_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,15 @@ class _Overlay:
     """Settings whose unset fields are taken from a default."""
 
     def over(self, default: Self) -> Self:
-        """These settings, with every unset (None) field taken from `default`."""
-        given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}  # type: ignore[arg-type]
-        return replace(default, **given)  # type: ignore[type-var]
+        """These settings, with every unset (None) field taken from `default`; groups of settings field by field."""
+        merged = {}
+        for item in fields(self):  # type: ignore[arg-type]
+            value, below = getattr(self, item.name), getattr(default, item.name)
+            if isinstance(value, _Overlay) and isinstance(below, _Overlay):
+                merged[item.name] = value.over(below)
+            elif value is not None:
+                merged[item.name] = value
+        return replace(default, **merged)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +195,28 @@ class CreateSessionRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     settings: SessionSettings = field(default_factory=SessionSettings)
     prefix: Input = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkSessionRequest:
+    """New sessions that share the beginning of one."""
+
+    session_id: str
+    new_session_id: str = ""  # with `count`, a prefix: "<id>-0", "<id>-1", ...
+    request_id: str = ""
+    position: int | None = None  # None = the whole ledger
+    settings: SessionSettings = field(default_factory=SessionSettings)  # unset fields are taken over
+    count: int | None = None  # None = one
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindSessionRequest:
+    """Cut a ledger back, to a position or to the start of a turn; exactly one is given."""
+
+    session_id: str
+    etag: str = ""
+    position: int | None = None
+    turn: int | None = None  # -1 = the last one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from segue_server.errors import (
     SegueError,
     SessionBusy,
     SessionNotFound,
+    beyond_end,
 )
 from segue_server.events import Event, Failed, Finished
 from segue_server.jobs import TurnSpec
@@ -41,19 +42,21 @@ from segue_server.requests import (
     ContextPolicy,
     CreateSessionRequest,
     FinishReason,
+    ForkSessionRequest,
     GenerateRequest,
     Input,
     ListSessionsRequest,
     OutputOptions,
+    RewindSessionRequest,
     SamplingParams,
     SessionSettings,
     TextInput,
 )
 from segue_server.served import ServedModel
-from segue_server.sessions import ActiveTurn, Claim, Session, SessionRegistry, new_session_id
+from segue_server.sessions import ActiveTurn, Claim, Session, SessionRegistry, new_session_id, turns_until
 from segue_server.stats import ServiceStats
 from segue_server.turns import Turns, content_of
-from segue_server.validation import Checker
+from segue_server.validation import Checker, fork_ids
 from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,18 @@ REPLAY_WINDOW = 600.0  # seconds a CreateSession request id is remembered
 LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
 RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is taken over
 
-CAPABILITIES = ("busy:queue", "busy:replace", "logprobs", "prompt_logprobs", "append", "attach", "tier:device")
+CAPABILITIES = (
+    "fork",
+    "rewind",
+    "prefix",
+    "busy:queue",
+    "busy:replace",
+    "logprobs",
+    "prompt_logprobs",
+    "append",
+    "attach",
+    "tier:device",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,15 @@ class Turn:
     def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
         """(sequence, event) until Finished. Raises the SegueError of a turn that failed."""
         return self.events
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The answer to a fork, kept for a repetition of the request."""
+
+    request: ForkSessionRequest
+    children: tuple[str, ...]
+    time: float  # monotonic
 
 
 class Service:
@@ -112,6 +135,7 @@ class Service:
         )
         engine.on_failure(self._turns.fail_all)
         self._created: dict[str, tuple[CreateSessionRequest, Session, float]] = {}  # by request id: AIP-155
+        self._forked: dict[str, Forked] = {}  # by request id
         self._began = time.monotonic()
         self._rate: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
 
@@ -159,17 +183,53 @@ class Service:
             if allow_missing:
                 return 0
             raise
-        if etag and etag != session.etag:
-            raise EtagMismatch(f"session {session_id!r} has changed", etag=session.etag)
-        if session.active and not force:
-            message = f"session {session_id!r} has a turn in flight"
-            raise SessionBusy(message, activeRequestId=session.active.request_id)
+        self._refuse_if_changed(session, etag)
+        if not force:
+            self._refuse_if_busy(session)
         self._sessions.remove(session)
         self._turns.forget(session)
         self._count_end(session, "deleted")
         if session.active:
             self._turns.leave(session.active, CancelCause.RPC)  # the engine is told of this first, then of the end
         return await self._engine.call(partial(self._engine.engine.close, session_id))
+
+    async def fork_session(self, request: ForkSessionRequest) -> tuple[SessionView, ...]:
+        """New sessions that share the beginning of one and its KV; the session may be running.
+
+        The same request id within ten minutes gives the same children.
+        """
+        self._refuse_when_draining()
+        checker = self._checker()
+        checker.fork(request, self._model.kv_dtype)
+        checker.done()
+        if (known := self._forked.get(request.request_id)) is not None:
+            return self._forked_before(request, known)
+        parent = self._sessions.get(request.session_id)
+        ids = fork_ids(request)
+        self._sessions.check_room(ids)
+        settings = self._clamped(request.settings.over(parent.settings))
+        position = await self._engine.call(partial(self._engine.engine.fork, parent.session_id, ids, request.position))
+        children = [self._child(parent, child, settings, position) for child in ids]
+        if request.request_id:
+            self._forked[request.request_id] = Forked(request, tuple(ids), time.monotonic())
+        return tuple(self._view(child) for child in children)
+
+    async def rewind_session(self, request: RewindSessionRequest) -> SessionView:
+        """Cut a session without a turn in flight back to an earlier position."""
+        checker = self._checker()
+        checker.rewind(request)
+        checker.done()
+        session = self._sessions.get(request.session_id)
+        self._refuse_if_changed(session, request.etag)
+        self._refuse_if_busy(session)
+        position = session.start_of(request.turn) if request.turn is not None else request.position or 0
+        if position > session.position:
+            raise beyond_end(position, session.position)
+        session.turns = turns_until(session.turns, position)
+        session.position = position
+        session.changed()
+        await self._engine.call(partial(self._engine.engine.rewind, session.session_id, position))
+        return self._view(session)
 
     # Turns
 
@@ -349,6 +409,7 @@ class Service:
             self._sessions.forget_tombstones(time.time())
             horizon = time.monotonic() - REPLAY_WINDOW
             self._created = {i: entry for i, entry in self._created.items() if entry[2] >= horizon}
+            self._forked = {i: entry for i, entry in self._forked.items() if entry.time >= horizon}
 
     async def drain(self, grace: float) -> None:
         """Take no new turns, give running ones `grace` seconds, then end them with Finished{DRAINING}."""
@@ -367,6 +428,34 @@ class Service:
         if self.draining:
             self.stats.rejections.add("draining")
             raise Draining("the server is shutting down and takes no new work")
+
+    def _refuse_if_changed(self, session: Session, etag: str) -> None:
+        if etag and etag != session.etag:
+            raise EtagMismatch(f"session {session.session_id!r} has changed", etag=session.etag)
+
+    def _refuse_if_busy(self, session: Session) -> None:
+        if session.active:
+            message = f"session {session.session_id!r} has a turn in flight"
+            raise SessionBusy(message, activeRequestId=session.active.request_id)
+
+    def _forked_before(self, request: ForkSessionRequest, known: Forked) -> tuple[SessionView, ...]:
+        if known.request != request:
+            raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
+        return tuple(self._view(self._sessions.get(child)) for child in known.children)
+
+    def _child(self, parent: Session, session_id: str, settings: SessionSettings, position: int) -> Session:
+        """The record of a fork that the engine has made."""
+        child = Session(
+            session_id=session_id,
+            settings=settings,
+            labels=parent.labels,
+            position=position,
+            turns=parent.history(position),
+            forked_from=(parent.session_id, position),
+        )
+        self._sessions.open(child)
+        self.stats.sessions_opened.add("fork")
+        return child
 
     async def _created_before(self, request: CreateSessionRequest) -> Session | None:
         """The session that this request has opened already, its prefix computed."""
@@ -506,7 +595,7 @@ class Service:
         encode = partial(
             self._model.prompts.encode,
             given,
-            ledger=self._engine.engine.tokens(session.session_id),
+            ledger=self._engine.engine.tokens(session.session_id)[: session.position],
             reply_open=session.reply_open,
         )
         prompt = await asyncio.to_thread(encode) if _is_long(given) else encode()
@@ -545,6 +634,7 @@ class Service:
             last_used_time=session.last_used_time,
             expire_time=session.expire_time,
             model_fingerprint=self._model.fingerprint,
+            forked_from=session.forked_from,
         )
 
     def _token_rate(self) -> float:

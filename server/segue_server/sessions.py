@@ -6,10 +6,17 @@ import binascii
 import heapq
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from segue_server.errors import FieldInvalid, SessionExists, SessionExpired, SessionLimit, SessionNotFound
+from segue_server.errors import (
+    FieldInvalid,
+    PositionBeyondEnd,
+    SessionExists,
+    SessionExpired,
+    SessionLimit,
+    SessionNotFound,
+)
 from segue_server.events import Finished
 from segue_server.requests import (
     BusyPolicy,
@@ -55,6 +62,15 @@ class Claim:
     detach_grace: float  # seconds the turn goes on without a reader
 
 
+def turns_until(turns: Sequence[TurnRecord], position: int) -> list[TurnRecord]:
+    """The turns of a ledger that is cut at `position`; one that is cut through keeps its first part."""
+    kept = [turn for turn in turns if turn.start < position]
+    if kept and kept[-1].end > position:
+        last = kept.pop()
+        kept.append(replace(last, generated_start=min(last.generated_start, position), end=position))
+    return kept
+
+
 @dataclass(slots=True, eq=False)
 class ActiveTurn:
     """A turn that holds its session, or has held it and is remembered."""
@@ -95,6 +111,7 @@ class Session:
     turns: list[TurnRecord] = field(default_factory=list)
     active: ActiveTurn | None = None
     ephemeral: bool = False
+    forked_from: tuple[str, int] | None = None  # (session id, position)
     create_time: float = field(default_factory=time.time)
     last_used_time: float = field(default_factory=time.time)
 
@@ -121,6 +138,21 @@ class Session:
     def reply_open(self) -> bool:
         """The ledger ends with sampled tokens."""
         return bool(self.turns) and self.turns[-1].sampled and self.turns[-1].end == self.position
+
+    def start_of(self, turn: int) -> int:
+        """Where a turn begins, counted from 0; -1 = the last one. Raises PositionBeyondEnd."""
+        if not -1 <= turn < len(self.turns) or not self.turns:
+            raise PositionBeyondEnd(f"turn {turn} is beyond the last one; there are {len(self.turns)}")
+        return self.turns[turn].start
+
+    def history(self, position: int) -> list[TurnRecord]:
+        """Turns up to `position`, the one in flight included as far as it has come."""
+        turns = list(self.turns)
+        if self.active and self.active.started:
+            active = self.active
+            end = max(active.prompt_end, position)
+            turns.append(TurnRecord(active.request_id, active.start, active.prompt_end, end, FinishReason.CANCELLED))
+        return turns_until(turns, position)
 
     def touch(self) -> None:
         self.last_used_time = time.time()
@@ -154,6 +186,14 @@ class SessionRegistry:
             raise SessionLimit(f"{self._max_sessions} sessions are open, and that is the limit")
         self._tombstones.pop(session.session_id, None)
         self._sessions[session.session_id] = session
+
+    def check_room(self, session_ids: Sequence[str]) -> None:
+        """Could these sessions be opened now? Raises SessionExists or SessionLimit."""
+        for session_id in session_ids:
+            if session_id in self._sessions:
+                raise SessionExists(session_id, f"session {session_id!r} exists already")
+        if len(self._sessions) + len(session_ids) > self._max_sessions:
+            raise SessionLimit(f"{self._max_sessions} sessions at most, {len(self._sessions)} are open")
 
     def get(self, session_id: str) -> Session:
         """Raises SessionNotFound, or SessionExpired while the tombstone stands."""

@@ -10,16 +10,19 @@ from segue_server.requests import (
     ChatTurn,
     ContextPolicy,
     CreateSessionRequest,
+    ForkSessionRequest,
     GenerateRequest,
     Input,
     ListSessionsRequest,
     OutputOptions,
+    RewindSessionRequest,
     SamplingParams,
     SessionSettings,
     StopConditions,
     TextInput,
     TokenInput,
 )
+from segue_server.sessions import new_session_id
 from segue_server.views import Limits
 
 SESSION_ID = re.compile(r"[a-z0-9][a-z0-9-]{2,62}")
@@ -27,7 +30,17 @@ MAX_LABELS = 16
 MAX_LABEL_CHARS = 256
 MAX_NAME_CHARS = 256
 MAX_REQUEST_ID_CHARS = 128
+MAX_FORKS = 64
 MAX_INT64 = (1 << 63) - 1
+
+
+def fork_ids(request: ForkSessionRequest) -> list[str]:
+    """The ids of the children; new ones where the caller named none."""
+    base = request.new_session_id
+    if request.count is None:
+        return [base or new_session_id()]
+    base = base or new_session_id()
+    return [f"{base}-{number}" for number in range(request.count)]
 
 
 class Checker:
@@ -90,6 +103,22 @@ class Checker:
         self.within("expected_position", request.expected_position, 0, MAX_INT64)
         self.input("input", request.input)
         self.output("output", request.output)
+
+    def fork(self, request: ForkSessionRequest, served_dtype: str) -> None:
+        self.session_id("session_id", request.session_id)
+        self.request_id(request.request_id)
+        self.within("position", request.position, 0, MAX_INT64)
+        self.within("count", request.count, 1, MAX_FORKS)
+        for child in fork_ids(request)[:1]:
+            self.session_id("new_session_id", child)
+        self.settings(request.settings, served_dtype)
+
+    def rewind(self, request: RewindSessionRequest) -> None:
+        self.session_id("session_id", request.session_id)
+        self.within("position", request.position, 0, MAX_INT64)
+        self.within("turn", request.turn, -1, MAX_INT64)
+        if (request.position is None) == (request.turn is None):
+            self.refuse("to", "exactly one of position and turn must be given")
 
     def list_sessions(self, request: ListSessionsRequest) -> None:
         if request.page_size < 0:

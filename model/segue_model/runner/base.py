@@ -12,7 +12,9 @@ from typing import Protocol
 import torch
 
 from segue_model.config import DecoderConfig
-from segue_model.paging import PAGE_TOKENS as PAGE_TOKENS
+from segue_model.paging import PAGE_TOKENS
+
+__all__ = ["PAGE_TOKENS", "Runner", "Slice", "Want"]
 
 
 class Want(Enum):

@@ -9,8 +9,10 @@ from google.protobuf.duration_pb2 import Duration
 from segue.v1 import generation_pb2, types_pb2
 from segue_model.sampling import TokenLogprob
 from segue_server import events
+from segue_server.grpc_api.convert_requests import KV_DTYPES
 from segue_server.requests import OutputOptions
 
+KV_DTYPE_VALUES: Mapping[str, int] = {name: value for value, name in KV_DTYPES.items()}
 _NANOS = 1_000_000_000
 _Proto = generation_pb2.GenerateEvent
 
@@ -54,6 +56,7 @@ def cache_usage(cache: events.CacheUsage) -> types_pb2.CacheUsage:
         shared_bytes=cache.shared_bytes,
         cached_tokens=cache.cached_tokens,
         estimated_rebuild=duration(cache.estimated_rebuild),
+        kv_dtype=KV_DTYPE_VALUES.get(cache.kv_dtype),  # type: ignore[arg-type]  # the same
     )
 
 

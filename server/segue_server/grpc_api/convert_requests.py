@@ -18,10 +18,12 @@ from segue_server.requests import (
     CommitPolicy,
     ContextPolicy,
     CreateSessionRequest,
+    ForkSessionRequest,
     GenerateRequest,
     Input,
     ListSessionsRequest,
     OutputOptions,
+    RewindSessionRequest,
     SamplingParams,
     SessionSettings,
     StopConditions,
@@ -73,6 +75,15 @@ def create_session_request(form: Form, message: session_pb2.CreateSessionRequest
         prefix=input_of(message, "prefix"),
         **_given(message, "session_id", "request_id", "display_name"),
     )
+
+
+def fork_session_request(form: Form, message: session_pb2.ForkSessionRequest) -> ForkSessionRequest:
+    given = _given(message, "session_id", "new_session_id", "request_id", "position", "count")
+    return ForkSessionRequest(settings=_settings(form, message.settings), **given)
+
+
+def rewind_session_request(_form: Form, message: session_pb2.RewindSessionRequest) -> RewindSessionRequest:
+    return RewindSessionRequest(**_given(message))
 
 
 def list_sessions_request(form: Form, message: session_pb2.ListSessionsRequest) -> ListSessionsRequest:

@@ -1,20 +1,17 @@
 """The service's snapshots -> protos. Names agree on both sides; what is not a plain value is converted one by one."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from segue.v1 import model_pb2, session_pb2, types_pb2
-from segue_server.grpc_api.convert_events import cache_usage, duration
-from segue_server.grpc_api.convert_requests import KV_DTYPES
+from segue_server.grpc_api.convert_events import KV_DTYPE_VALUES, cache_usage, duration
 from segue_server.requests import SamplingParams, SessionSettings, StopConditions
 from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
 
 _NANOS = 1_000_000_000
-_KV_DTYPE_VALUES: Mapping[str, int] = {name: value for value, name in KV_DTYPES.items()}
 _LIMIT_DURATIONS = ("default_ttl", "max_ttl", "tombstone_ttl", "expiry_notice")
 
 
@@ -98,7 +95,7 @@ def _fork_origin(origin: tuple[str, int] | None) -> session_pb2.ForkOrigin | Non
 
 
 def _kv_dtype(name: str | None) -> int:
-    return types_pb2.KV_DTYPE_UNSPECIFIED if name is None else _KV_DTYPE_VALUES[name]
+    return types_pb2.KV_DTYPE_UNSPECIFIED if name is None else KV_DTYPE_VALUES[name]
 
 
 def _timestamp(unix_seconds: float) -> Timestamp | None:

@@ -9,10 +9,12 @@ from segue_server.requests import (
     AppendRequest,
     CommitPolicy,
     CreateSessionRequest,
+    ForkSessionRequest,
     GenerateRequest,
     Input,
     ListSessionsRequest,
     OutputOptions,
+    RewindSessionRequest,
 )
 from segue_server.views import Load, ModelInfo, ServerInfo, SessionPage, SessionView
 
@@ -40,6 +42,8 @@ class Service(Protocol):
     async def delete_session(
         self, session_id: str, *, etag: str = "", force: bool = False, allow_missing: bool = False
     ) -> int: ...
+    async def fork_session(self, request: ForkSessionRequest) -> tuple[SessionView, ...]: ...
+    async def rewind_session(self, request: RewindSessionRequest) -> SessionView: ...
     def generate(
         self, request: GenerateRequest, *, caller: str, time_remaining: TimeRemaining
     ) -> AbstractAsyncContextManager[Turn]: ...

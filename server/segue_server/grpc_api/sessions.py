@@ -8,7 +8,7 @@ from segue_server.grpc_api.port import Service
 
 
 class SessionServicer:
-    """Create, look at and delete sessions."""
+    """Create, look at, fork, rewind and delete sessions."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -37,3 +37,16 @@ class SessionServicer:
             message.session_id, etag=message.etag, force=message.force, allow_missing=message.allow_missing
         )
         return session_pb2.DeleteSessionResponse(freed_bytes=freed)
+
+    async def ForkSession(
+        self, message: session_pb2.ForkSessionRequest, context: CallContext
+    ) -> session_pb2.ForkSessionResponse:
+        request = read(message, context, convert_requests.fork_session_request)
+        children = await self._service.fork_session(request)
+        return session_pb2.ForkSessionResponse(sessions=[convert_views.session(child) for child in children])
+
+    async def RewindSession(
+        self, message: session_pb2.RewindSessionRequest, context: CallContext
+    ) -> session_pb2.Session:
+        request = read(message, context, convert_requests.rewind_session_request)
+        return convert_views.session(await self._service.rewind_session(request))
