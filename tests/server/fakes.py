@@ -78,6 +78,7 @@ class FakeRunner:
         self.faults: list[str] = []
         self.copied = 0  # pages, for copy-on-write
         self.failures: list[BaseException] = []
+        self.copy_failures: list[BaseException] = []
         self.poison: frozenset[int] = frozenset()
         self.steps: list[list[tuple[int, int]]] = []  # (start, count) of each slice
         self.before_step: Callable[[], None] = lambda: None
@@ -130,6 +131,8 @@ class FakeRunner:
             self.faults.append(fault)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.copy_failures:
+            raise self.copy_failures.pop(0)
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
         self._tokens[targets] = self._tokens[sources]
         self._positions[targets] = self._positions[sources]
@@ -199,8 +202,8 @@ class EngineBench:
     def _ledger_of(self, pages: Sequence[int]) -> Sequence[int] | None:
         return next((s.tokens for s in self.scheduler.sequences.values() if s.cache.pages is pages), None)
 
-    def open(self, session_id: str = "s", *, priority: int = 0) -> str:
-        self.engine.open(session_id, priority=priority, pinned=False)
+    def open(self, session_id: str = "s", *, priority: int = 0, salt: str | None = None) -> str:
+        self.engine.open(session_id, priority=priority, pinned=False, salt=salt)
         return session_id
 
     def ledger(self, session_id: str = "s") -> list[int]:

@@ -113,7 +113,11 @@ def test_any_scheduling_gives_the_tokens_of_the_loop_without_a_cache(
     rng = random.Random(seed)
     ledgers: dict[str, list[int]] = {}
     flying: dict[str, tuple[ListSink, list[int]]] = {}
-    left = {bench.open(f"s{n}", priority=rng.randint(-1, 1)): list(turns) for n, turns in enumerate(sessions)}
+    opening = [rng.randrange(VOCAB) for _ in range(200)]  # what many of the prompts begin with
+    left = {}
+    for n, turns in enumerate(sessions):
+        salt = rng.choice([None, "a", "a"])
+        left[bench.open(f"s{n}", priority=rng.randint(-1, 1), salt=salt)] = list(turns)
     for _ in range(5000):
         for name, (sink, expected) in list(flying.items()):
             sink.full = rng.random() < 0.1
@@ -125,7 +129,8 @@ def test_any_scheduling_gives_the_tokens_of_the_loop_without_a_cache(
             if turns and name not in flying and rng.random() < 0.5:
                 prompt, new = turns.pop(0)
                 before = ledgers.setdefault(name, [])
-                tokens = [rng.randrange(VOCAB) for _ in range(prompt or not before)]
+                known = rng.randrange(prompt + 1)
+                tokens = opening[:known] + [rng.randrange(VOCAB) for _ in range((prompt or not before) - known)]
                 expected = plain(before + tokens, new)
                 before += tokens + expected
                 options: dict[str, object] = {"max_tokens": new, "priority": rng.randint(-1, 1)}
@@ -136,9 +141,10 @@ def test_any_scheduling_gives_the_tokens_of_the_loop_without_a_cache(
         bench.step()
     assert not flying
     assert all(bench.ledger(name) == tokens for name, tokens in ledgers.items())
-    held = sum(len(s.cache.pages) for s in bench.scheduler.sequences.values())
-    assert bench.scheduler.pool.held == held
     assert bench.engine.kv_bytes().active == 0
+    bench.scheduler.prefixes.flush()
+    held = {page for s in bench.scheduler.sequences.values() for page in s.cache.pages}
+    assert bench.scheduler.pool.held == len(held)
 
 
 def check_events(sink: ListSink) -> None:
@@ -152,7 +158,9 @@ def check_events(sink: ListSink) -> None:
     assert done == sorted(set(done))
     assert all(0 < event.processed_tokens <= event.total_tokens for event in sink.all(Prefill))
     usage, started = sink.one(Finished).usage, sink.one(Started)
-    assert usage.context_tokens + usage.prompt_tokens == usage.computed_tokens + usage.session_reused_tokens
+    reused = usage.session_reused_tokens, usage.prefix_reused_tokens
+    assert usage.context_tokens + usage.prompt_tokens == usage.computed_tokens + sum(reused)
+    assert min(reused) >= 0
     assert usage.computed_tokens == started.to_compute_tokens
     assert usage.generated_tokens == len(sink.tokens)
 
@@ -538,6 +546,23 @@ def test_a_step_that_raises_fails_only_its_turns_and_the_sessions_go_on() -> Non
     again = bench.submit([5], "a", max_tokens=5)
     bench.run(again)
     assert again.tokens == plain([*range(9), *came[0], 5], 5)
+
+
+@pytest.mark.parametrize("fault", ["copy", "forward"])
+def test_a_failure_around_a_copy_on_write_leaves_no_page_that_was_not_copied(fault: str) -> None:
+    bench = Bench()
+    bench.open("parent")
+    bench.run(bench.submit(range(24), "parent", max_tokens=3))
+    ledger = bench.ledger("parent")
+    bench.scheduler.fork(bench.scheduler.sequences["parent"], "child", 20, bench.clock())
+    (bench.runner.copy_failures if fault == "copy" else bench.runner.failures).append(RuntimeError("no memory"))
+    bench.run(bad := bench.submit([1, 2], "child", max_tokens=5))
+    assert bad.all(Failed)
+    bench.run(again := bench.submit([3], "child", max_tokens=5))
+    assert again.tokens == plain([*ledger[:20], 1, 2, 3], 5)
+    assert bench.runner.copied == (fault == "forward")
+    bench.run(old := bench.submit([4], "parent", max_tokens=5))
+    assert old.tokens == plain([*ledger, 4], 5), "the parent is as it was"
 
 
 def test_a_failed_step_rolls_back_a_turn_that_asked_for_it() -> None:
