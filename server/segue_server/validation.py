@@ -178,7 +178,7 @@ class Checker:
     def stop(self, field: str, given: StopConditions) -> None:
         self.within(f"{field}.max_tokens", given.max_tokens, 1, MAX_INT64)
         self.within(f"{field}.min_tokens", given.min_tokens, 0, MAX_INT64)
-        if (given.min_tokens or 0) > (given.max_tokens or MAX_INT64):
+        if given.min_tokens and given.max_tokens and given.min_tokens > given.max_tokens > 0:
             self.refuse(f"{field}.min_tokens", f"must not be above max_tokens, {given.max_tokens}")
         self.within(f"{field}.time_limit", given.time_limit, 0, math.inf, above=True)
         self.token_ids(f"{field}.stop_token_ids", given.stop_token_ids or ())
