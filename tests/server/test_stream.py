@@ -122,11 +122,11 @@ async def test_no_heartbeats_when_they_are_switched_off() -> None:
 async def test_the_backlog_is_bounded_by_a_pause_and_room_is_told_once_per_event_read() -> None:
     rooms = Rooms()
     stream = make(max_backlog=4, rooms=rooms)
+    reader = stream.read()
     for n in range(4):
         assert not stream.full
         stream.deliver(token(n))
     assert stream.full
-    reader = stream.read()
     assert rooms.calls == 0
     await anext(reader)
     assert not stream.full
