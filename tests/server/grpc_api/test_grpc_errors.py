@@ -351,8 +351,21 @@ async def test_a_bug_tells_the_caller_nothing_and_the_log_all(channel, service, 
 
 
 IMPLEMENTED = {
-    "segue.v1.SessionService": {"CreateSession", "GetSession", "ListSessions", "DeleteSession"},
-    "segue.v1.GenerationService": {"Generate", "GenerateStream", "AttachGeneration", "CancelGeneration", "AppendContext"},
+    "segue.v1.SessionService": {
+        "CreateSession",
+        "GetSession",
+        "ListSessions",
+        "DeleteSession",
+        "ForkSession",
+        "RewindSession",
+    },
+    "segue.v1.GenerationService": {
+        "Generate",
+        "GenerateStream",
+        "AttachGeneration",
+        "CancelGeneration",
+        "AppendContext",
+    },
     "segue.v1.ModelService": {"GetModelInfo", "GetServerInfo", "GetLoad", "Tokenize", "Detokenize"},
 }
 
