@@ -68,6 +68,7 @@ class LedgerWriter(Generic[T]):
         self._writing = False
         self._lost: Lost[T] | None = None
         self._repairs: list[Record] = []
+        self._repair_now = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
@@ -94,6 +95,7 @@ class LedgerWriter(Generic[T]):
         """Go on. `repairs` take back what the file has of failed turns: they go first, and are tried until done."""
         with self._news:
             self._repairs.extend(repairs)
+            self._repair_now = True
             self._lost = None
             self._news.notify_all()
 
@@ -131,7 +133,8 @@ class LedgerWriter(Generic[T]):
         """Everything that waits; nothing when only repairs are due; None at the end."""
         with self._news:
             due = RETRY_INTERVAL if self._repairs else None
-            self._news.wait_for(lambda: self._closing or (self._waiting and self._lost is None), due)
+            self._news.wait_for(self._has_work, due)
+            self._repair_now = False
             if self._closing and (self._lost or not self._waiting):
                 return None
             batch: list[tuple[Sequence[Record], T]] = []
@@ -140,6 +143,9 @@ class LedgerWriter(Generic[T]):
             self._writing = bool(batch)
             self._news.notify_all()
             return batch
+
+    def _has_work(self) -> bool:
+        return self._closing or (self._lost is None and bool(self._waiting or self._repair_now))
 
     def _write(self, records: list[Record]) -> LedgerUnavailable | None:
         repairs = self._repairs[:]
