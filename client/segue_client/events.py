@@ -30,8 +30,8 @@ from segue_client.errors import ErrorDetails, ProtocolError
 Event = Queued | Started | PrefillProgress | Tokens | Heartbeat | Finished
 
 _GRAMMAR: Mapping[str, Mapping[str, str]] = {  # state -> event -> next state
-    "begin": {"queued": "queued", "started": "prefill"},
-    "queued": {"started": "prefill"},
+    "begin": {"queued": "queued", "started": "prefill", "finished": "end"},
+    "queued": {"started": "prefill", "finished": "end"},  # cancelled while it waited
     "prefill": {"prefill": "prefill", "heartbeat": "prefill", "tokens": "decode", "finished": "end"},
     "decode": {"tokens": "decode", "heartbeat": "decode", "finished": "end"},
     "end": {},

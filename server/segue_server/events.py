@@ -1,6 +1,6 @@
 """What a turn reports while it runs.
 
-Grammar: Queued? Started (Prefill | Heartbeat)* (Tokens | Heartbeat)* (Finished | Failed).
+Grammar: Queued? (Started (Prefill | Heartbeat)* (Tokens | Heartbeat)*)? (Finished | Failed).
 """
 
 from dataclasses import dataclass, field, replace
