@@ -1,6 +1,6 @@
 """What a turn's stream says, checked against its grammar and summed up. No I/O.
 
-    stream = Queued? Started (PrefillProgress | Heartbeat)* (Tokens | Heartbeat)* Finished
+    stream = Queued? (Started (PrefillProgress | Heartbeat)* (Tokens | Heartbeat)*)? Finished
 
 with the sequence numbers 1, 2, 3, ... Kinds of events that this version does not know are counted and skipped.
 """

@@ -84,7 +84,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """One turn, streamed: (Queued)? Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)* Finished.
+        """One turn, streamed: (Queued)? (Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)*)? Finished.
+        A turn that is cancelled in the queue has no Started.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

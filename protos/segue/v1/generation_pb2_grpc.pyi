@@ -36,7 +36,9 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """One turn, all tokens in one answer."""
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateEvent]
-    """One turn, streamed: (Queued)? Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)* Finished."""
+    """One turn, streamed: (Queued)? (Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)*)? Finished.
+    A turn that is cancelled in the queue has no Started.
+    """
     AttachGeneration: _grpc.UnaryStreamMultiCallable[_generation_pb2.AttachGenerationRequest, _generation_pb2.GenerateEvent]
     """Takes up the event stream of a turn again after a broken connection."""
     CancelGeneration: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CancelGenerationRequest, _generation_pb2.CancelGenerationResponse]
@@ -56,7 +58,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """One turn, all tokens in one answer."""
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateEvent]  # type: ignore[assignment]
-    """One turn, streamed: (Queued)? Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)* Finished."""
+    """One turn, streamed: (Queued)? (Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)*)? Finished.
+    A turn that is cancelled in the queue has no Started.
+    """
     AttachGeneration: _aio.UnaryStreamMultiCallable[_generation_pb2.AttachGenerationRequest, _generation_pb2.GenerateEvent]  # type: ignore[assignment]
     """Takes up the event stream of a turn again after a broken connection."""
     CancelGeneration: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelGenerationRequest, _generation_pb2.CancelGenerationResponse]  # type: ignore[assignment]
@@ -85,7 +89,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateEvent], _abc.AsyncIterator[_generation_pb2.GenerateEvent]]:
-        """One turn, streamed: (Queued)? Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)* Finished."""
+        """One turn, streamed: (Queued)? (Started (PrefillProgress|Heartbeat)* (Tokens|Heartbeat)*)? Finished.
+        A turn that is cancelled in the queue has no Started.
+        """
 
     @_abc_1.abstractmethod
     def AttachGeneration(
