@@ -12,6 +12,7 @@
     ├── EtagMismatch            ABORTED
     ├── ContextExceeded         OUT_OF_RANGE
     ├── PositionBeyondEnd       OUT_OF_RANGE
+    ├── EventHistoryLost        OUT_OF_RANGE         events asked for are no longer kept; metadata oldestSequence
     ├── KvBudget                RESOURCE_EXHAUSTED   retry later
     ├── KvBudgetImpossible      RESOURCE_EXHAUSTED   would not fit into an empty pool: do not retry
     ├── SessionLimit            RESOURCE_EXHAUSTED   retry later
@@ -151,6 +152,11 @@ class PositionBeyondEnd(SegueError):
 def beyond_end(position: int, length: int) -> PositionBeyondEnd:
     """The one text for a position that the ledger does not reach."""
     return PositionBeyondEnd(f"position {position} is beyond the ledger's end, {length}", actualPosition=str(length))
+
+
+class EventHistoryLost(SegueError):
+    code = "OUT_OF_RANGE"
+    reason = "EVENT_HISTORY_LOST"
 
 
 class KvBudget(SegueError):
