@@ -65,6 +65,11 @@ GENERATE_STREAM = Method(
 APPEND_CONTEXT = Method(
     "/segue.v1.GenerationService/AppendContext", generation_pb2.AppendContextRequest, generation_pb2.GenerateEvent
 )
+ATTACH_GENERATION = Method(
+    "/segue.v1.GenerationService/AttachGeneration",
+    generation_pb2.AttachGenerationRequest,
+    generation_pb2.GenerateEvent,
+)
 CANCEL_GENERATION = Method(
     "/segue.v1.GenerationService/CancelGeneration",
     generation_pb2.CancelGenerationRequest,
@@ -98,6 +103,13 @@ class Call(Generic[RequestT, ResponseT]):
         if self.timeout is not None:
             return self.timeout
         return timeouts.turn if self.runs_model else timeouts.unary
+
+
+TurnCall = (
+    Call[generation_pb2.GenerateRequest, generation_pb2.GenerateEvent]
+    | Call[generation_pb2.AppendContextRequest, generation_pb2.GenerateEvent]
+)
+StreamCall = TurnCall | Call[generation_pb2.AttachGenerationRequest, generation_pb2.GenerateEvent]
 
 
 def create_session(options: SessionOptions) -> Call[session_pb2.CreateSessionRequest, session_pb2.Session]:
@@ -166,6 +178,14 @@ def append_context(
 ) -> Call[generation_pb2.AppendContextRequest, generation_pb2.GenerateEvent]:
     request = requests.append_context(session_id, options)
     return Call(APPEND_CONTEXT, request, session_id, options.get("timeout"), runs_model=True)
+
+
+def attach(
+    request_id: str, after_sequence: int, session_id: str, timeout: float
+) -> Call[generation_pb2.AttachGenerationRequest, generation_pb2.GenerateEvent]:
+    """Takes up the events of a turn after the last one seen; `session_id` is for the metadata."""
+    request = generation_pb2.AttachGenerationRequest(request_id=request_id, after_sequence=after_sequence)
+    return Call(ATTACH_GENERATION, request, session_id, timeout)
 
 
 def cancel(

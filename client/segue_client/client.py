@@ -142,7 +142,7 @@ class Client:
         Example:
             >>> client.generate(text="The capital of France is", max_tokens=8, temperature=0).text
         """
-        return Completion.from_response(self._connection.send(calls.generate(session_id, options)))
+        return Completion.from_response(self._connection.run(calls.generate(session_id, options)))
 
     def stream(self, session_id: str = "", **options: Unpack[TurnOptions]) -> Turn:
         """One turn as it comes; see `Turn`. Without a session id, of a session that lives for this turn only."""
@@ -262,7 +262,7 @@ class AsyncClient:
 
     async def generate(self, session_id: str = "", **options: Unpack[TurnOptions]) -> Completion:
         """See `Client.generate`."""
-        return Completion.from_response(await self._connection.send(calls.generate(session_id, options)))
+        return Completion.from_response(await self._connection.run(calls.generate(session_id, options)))
 
     def stream(self, session_id: str = "", **options: Unpack[TurnOptions]) -> AsyncTurn:
         """See `Client.stream`."""

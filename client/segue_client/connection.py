@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import grpc
 import grpc.experimental
 
-from segue.v1.generation_pb2 import AppendContextRequest, GenerateEvent, GenerateRequest
+from segue.v1.generation_pb2 import (
+    AppendContextRequest,
+    AttachGenerationRequest,
+    GenerateEvent,
+    GenerateRequest,
+    GenerateResponse,
+)
 from segue_client import calls
-from segue_client.calls import Call, RequestT, ResponseT
+from segue_client.calls import Call, RequestT, ResponseT, StreamCall
 from segue_client.channel import SessionHeaders, Timeouts, channel_options
 from segue_client.errors import SegueError, Unavailable
 from segue_client.failures import from_rpc
@@ -20,14 +27,17 @@ from segue_client.options import ConnectionOptions, check_names
 
 if TYPE_CHECKING:  # the names exist in the stubs only
     EventStream = grpc.CallIterator[GenerateEvent]
-    AsyncEventStream = grpc.aio.UnaryStreamCall[GenerateRequest | AppendContextRequest, GenerateEvent]
+    AsyncEventStream = grpc.aio.UnaryStreamCall[
+        GenerateRequest | AppendContextRequest | AttachGenerationRequest, GenerateEvent
+    ]
+
+# How a cancel may fail to get its answer; the last two say that the channel is closed, and the turn with it.
+UNANSWERED = (SegueError, ValueError, grpc.aio.UsageError)
 
 # gRPC's default reads all streams of a channel in one thread of its own. A Ctrl-C that lands inside a `with lock` of a
 # stream leaves that lock taken (CPython raises between taking it and entering the block), and that thread waits for it
 # for ever: every later stream hangs. Read by its caller, a stream shares its lock with nobody.
 _READ_IN_CALLERS_THREAD = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
-
-TurnCall = Call[GenerateRequest, GenerateEvent] | Call[AppendContextRequest, GenerateEvent]
 
 
 class _Connection:
@@ -77,7 +87,16 @@ class Connection(_Connection):
         self.headers.learn(call.session_id, sent.initial_metadata())
         return response
 
-    def open(self, call: TurnCall) -> EventStream:
+    def run(self, call: Call[GenerateRequest, GenerateResponse]) -> GenerateResponse:
+        """Carries out a turn that is one call; left by Ctrl-C it is cancelled, for it would outlive the call."""
+        try:
+            return self.send(call)
+        except KeyboardInterrupt:
+            with suppress(*UNANSWERED):
+                self.send(calls.cancel(call.request.request_id, None, None, self.timeouts.cancel, call.session_id))
+            raise
+
+    def open(self, call: StreamCall) -> EventStream:
         """Opens the event stream of a turn."""
         method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
         metadata = self.headers.of(call.session_id)
@@ -118,7 +137,17 @@ class AsyncConnection(_Connection):
             self.headers.learn(call.session_id, await sent.initial_metadata())
         return response
 
-    def open(self, call: TurnCall) -> AsyncEventStream:
+    async def run(self, call: Call[GenerateRequest, GenerateResponse]) -> GenerateResponse:
+        """Carries out a turn that is one call; with its task it is cancelled, for it would outlive the call."""
+        try:
+            return await self.send(call)
+        except asyncio.CancelledError:
+            cancel = calls.cancel(call.request.request_id, None, None, self.timeouts.cancel, call.session_id)
+            with suppress(*UNANSWERED):
+                await self.send(cancel)
+            raise
+
+    def open(self, call: StreamCall) -> AsyncEventStream:
         """Opens the event stream of a turn."""
         method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
         metadata = self.headers.of(call.session_id)

@@ -36,12 +36,25 @@ _BROKEN_STREAM_CODES = frozenset(
 )
 
 
-def from_broken_stream(call: grpc.RpcError, request_id: str) -> SegueError:
-    """The error for a stream that failed after its first event: `ConnectionLost` unless the server gave its reason."""
+# What a server answers to an attach that does not have the turn, or no turns at all to attach to.
+_TURN_GONE_REASONS = frozenset({"REQUEST_NOT_FOUND", "POSITION_BEYOND_END", "EVENT_HISTORY_LOST", "FEATURE_ABSENT"})
+
+
+def is_broken(call: grpc.RpcError) -> bool:
+    """Whether it was the connection that failed, not the turn: the server has given no reason."""
     error = from_rpc(call)
-    if error.reason or error.code not in _BROKEN_STREAM_CODES:
+    return not error.reason and error.code in _BROKEN_STREAM_CODES
+
+
+def from_broken_stream(call: grpc.RpcError, request_id: str) -> SegueError:
+    """The error for a stream that failed after its first event: `ConnectionLost` unless the turn itself failed."""
+    error = from_rpc(call)
+    if error.reason in _TURN_GONE_REASONS:
+        message = f"the stream broke, and the server does not have the turn any more ({error.reason})"
+    elif is_broken(call):
+        message = f"the stream broke ({error.code.name}: {error.message})"
+    else:
         return error
-    message = f"the stream broke ({error.code.name}: {error.message})"
     return ConnectionLost(message, ErrorDetails(request_id=request_id))
 
 

@@ -102,7 +102,7 @@ class TurnOptions(InputOptions, SamplingOptions, StopOptions, OutputOptions, tot
     busy_policy: BusyPolicy | None
     priority: int | None
     queue_timeout: float | None  # seconds
-    detach_grace: float | None  # seconds the turn outlives a broken connection
+    detach_grace: float | None  # seconds the turn outlives a broken connection, to be taken up again; default 15
     bypass_prefix_cache: bool | None
     timeout: float | None  # seconds; default: Timeouts.turn
 

@@ -28,6 +28,8 @@ from segue_client.options import (
 
 MessageT = TypeVar("MessageT", bound=ProtoMessage)
 
+DETACH_GRACE = 15.0  # seconds: a phone finds another network, a proxy starts again
+
 
 def new_id() -> str:
     """A fresh UUID4, for requests and sessions: chosen here, so that a call that is tried again is the same call."""
@@ -51,7 +53,7 @@ def generate(session_id: str, options: TurnOptions) -> generation_pb2.GenerateRe
         busy_policy=_enum(generation_pb2.BusyPolicy, "busy_policy", options.get("busy_policy")),
         priority=options.get("priority"),
         queue_timeout=_seconds(options.get("queue_timeout")),
-        detach_grace=_seconds(options.get("detach_grace")),
+        detach_grace=_seconds(DETACH_GRACE if (grace := options.get("detach_grace")) is None else grace),
         bypass_prefix_cache=options.get("bypass_prefix_cache"),
     )
 

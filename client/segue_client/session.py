@@ -98,7 +98,7 @@ class Session(_Session):
         call = calls.generate(self.id, options)
         self._connection.settle(self._ledger)
         with self._ledger.turn(call.request, _checks_position(options)):
-            response = self._connection.send(call)
+            response = self._connection.run(call)
             self._ledger.end(response.finished)
         return Completion.from_response(response)
 
@@ -162,7 +162,7 @@ class AsyncSession(_Session):
         call = calls.generate(self.id, options)
         await self._connection.settle(self._ledger)
         with self._ledger.turn(call.request, _checks_position(options)):
-            response = await self._connection.send(call)
+            response = await self._connection.run(call)
             self._ledger.end(response.finished)
         return Completion.from_response(response)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Self
@@ -18,27 +19,29 @@ from segue.v1.generation_pb2 import (
 )
 from segue.v1.types_pb2 import Usage
 from segue_client import calls
-from segue_client.calls import Call
-from segue_client.connection import AsyncConnection, Connection, TurnCall
+from segue_client.calls import Call, TurnCall
+from segue_client.connection import UNANSWERED, AsyncConnection, Connection
 from segue_client.errors import Cancelled, ProtocolError, SegueError
 from segue_client.events import Completion, Event, FinishReason, Timings, TurnRecord
 from segue_client.failures import from_broken_stream, from_rpc
 from segue_client.ledger import Ledger
+from segue_client.resume import Resumption
 
 if TYPE_CHECKING:
     from segue_client.connection import AsyncEventStream, EventStream
 
 
 _CLOSED = "the turn was closed while it was read"
-# How a cancel may fail to get its answer; the last two say that the channel is closed, and the turn with it.
-_UNANSWERED = (SegueError, ValueError, grpc.aio.UsageError)
 
 
 class _Turn:
     """What a turn knows and decides, however its events are waited for."""
 
-    def __init__(self, call: TurnCall, ledger: Ledger | None, check_position: bool) -> None:
+    def __init__(
+        self, connection: Connection | AsyncConnection, call: TurnCall, ledger: Ledger | None, check_position: bool
+    ) -> None:
         self._call = call
+        self._resumption = Resumption(call, connection.timeouts)
         self._ledger = ledger
         self._check_position = check_position
         self._record = TurnRecord(call.request.request_id, call.session_id)
@@ -99,9 +102,11 @@ class _Turn:
     def _begin(self) -> None:
         if self._ledger is not None:
             self._ledger.begin(self._call.request, self._check_position)
+        self._resumption.begin()
 
     def _accept(self, message: GenerateEvent) -> Event | None:
         event = self._record.accept(message)
+        self._resumption.progress()
         if isinstance(event, Finished):
             self._end(event)
         return event
@@ -115,7 +120,7 @@ class _Turn:
     def _failures(self, connection: Connection | AsyncConnection) -> Iterator[None]:
         """Raises this library's errors for those of the stream, and tells the ledger.
 
-        The one place where a broken stream ends a turn; `_record.last_sequence` is where it would be taken up again.
+        The one place where a stream ends a turn with an error, be it the turn's own or a connection lost for good.
         """
         try:
             yield
@@ -130,6 +135,16 @@ class _Turn:
         except ProtocolError as error:
             self._fail(error)
             raise
+
+    def _pause(self, failure: grpc.RpcError) -> float:
+        """Seconds until a stream that broke is taken up again. Raises `failure` when it is not."""
+        if self._over:
+            raise failure
+        return self._resumption.pause(failure, self._record)
+
+    def _refuse_closed(self) -> None:
+        if self._over:
+            raise Cancelled(_CLOSED)
 
     def _fail(self, error: SegueError) -> None:
         if self._ledger is not None:
@@ -156,6 +171,9 @@ class Turn(_Turn):
     with the first event asked for. Leaving the block or the loop early, also by an exception or Ctrl-C, cancels the
     turn; the session keeps what its commit policy says and stays usable.
 
+    A connection that breaks does not end the turn: it is taken up again where it broke, for `detach_grace` seconds, and
+    each event still comes once. If it cannot be, `ConnectionLost` is raised.
+
     Example:
         >>> with session.stream(text="Once upon a time", max_tokens=64) as turn:
         ...     for event in turn.events():
@@ -170,7 +188,7 @@ class Turn(_Turn):
     def __init__(
         self, connection: Connection, call: TurnCall, ledger: Ledger | None = None, check_position: bool = False
     ) -> None:
-        super().__init__(call, ledger, check_position)
+        super().__init__(connection, call, ledger, check_position)
         self._connection = connection
         self._stream: EventStream | None = None
 
@@ -198,15 +216,26 @@ class Turn(_Turn):
             return
         try:
             with self._failures(self._connection):
-                for message in stream:
-                    if not self._record.begun:
-                        self._connection.headers.learn(self._call.session_id, stream.initial_metadata())
-                    event = self._accept(message)
-                    if event is not None:
-                        yield event
-                self._record.end()
+                while True:
+                    try:
+                        yield from self._read(stream)
+                        break
+                    except grpc.RpcError as failure:
+                        if self._record.finished is not None:
+                            break  # everything is here; only the goodbye is missing
+                        time.sleep(self._pause(failure))
+                    stream = self._reopen()
         finally:
             self.close()
+
+    def _read(self, stream: EventStream) -> Generator[Event, None, None]:
+        for message in stream:
+            if not self._record.begun:
+                self._connection.headers.learn(self._call.session_id, stream.initial_metadata())
+            event = self._accept(message)
+            if event is not None:
+                yield event
+        self._record.end()
 
     def result(self) -> Completion:
         """Waits for the end and returns the whole turn."""
@@ -221,8 +250,17 @@ class Turn(_Turn):
         """
         if self._leave() and self._stream is not None:
             self._stream.cancel()  # type: ignore[no-untyped-call]  # a gap in grpc-stubs
-            with suppress(*_UNANSWERED):
+            with suppress(*UNANSWERED):
                 self._cancelled(self._connection.send(self._cancel_call(self._connection.timeouts.cancel)))
+
+    def _reopen(self) -> EventStream:
+        """The stream that goes on where the last one broke; another thread or task may close the turn meanwhile."""
+        self._refuse_closed()
+        self._stream = self._connection.open(self._resumption.call(self._record))
+        if self._over:
+            self._stream.cancel()  # type: ignore[no-untyped-call]  # a gap in grpc-stubs
+        self._refuse_closed()
+        return self._stream
 
     def _open(self) -> EventStream | None:
         """The stream, sent for on first use; None when the turn is over."""
@@ -246,7 +284,7 @@ class AsyncTurn(_Turn):
     def __init__(
         self, connection: AsyncConnection, call: TurnCall, ledger: Ledger | None = None, check_position: bool = False
     ) -> None:
-        super().__init__(call, ledger, check_position)
+        super().__init__(connection, call, ledger, check_position)
         self._connection = connection
         self._stream: AsyncEventStream | None = None
 
@@ -270,15 +308,28 @@ class AsyncTurn(_Turn):
             return
         try:
             with self._failures(self._connection), self._closed_elsewhere():
-                async for message in stream:
-                    if not self._record.begun:
-                        self._connection.headers.learn(self._call.session_id, await stream.initial_metadata())
-                    event = self._accept(message)
-                    if event is not None:
-                        yield event
-                self._record.end()
+                while True:
+                    try:
+                        async with aclosing(self._read(stream)) as events:
+                            async for event in events:
+                                yield event
+                        break
+                    except grpc.RpcError as failure:
+                        if self._record.finished is not None:
+                            break  # everything is here; only the goodbye is missing
+                        await asyncio.sleep(self._pause(failure))
+                    stream = self._reopen()
         finally:
             await self.close()
+
+    async def _read(self, stream: AsyncEventStream) -> AsyncGenerator[Event, None]:
+        async for message in stream:
+            if not self._record.begun:
+                self._connection.headers.learn(self._call.session_id, await stream.initial_metadata())
+            event = self._accept(message)
+            if event is not None:
+                yield event
+        self._record.end()
 
     async def result(self) -> Completion:
         """See `Turn.result`."""
@@ -290,8 +341,17 @@ class AsyncTurn(_Turn):
         """See `Turn.close`."""
         if self._leave() and self._stream is not None:
             self._stream.cancel()
-            with suppress(*_UNANSWERED):
+            with suppress(*UNANSWERED):
                 self._cancelled(await self._connection.send(self._cancel_call(self._connection.timeouts.cancel)))
+
+    def _reopen(self) -> AsyncEventStream:
+        """The stream that goes on where the last one broke; another thread or task may close the turn meanwhile."""
+        self._refuse_closed()
+        self._stream = self._connection.open(self._resumption.call(self._record))
+        if self._over:
+            self._stream.cancel()
+        self._refuse_closed()
+        return self._stream
 
     async def _open(self) -> AsyncEventStream | None:
         """The stream, sent for on first use; None when the turn is over."""

@@ -129,6 +129,9 @@ class FakeServer:
             finished=finished,
         )
 
+    def AttachGeneration(self, request: Any, context: Any) -> Iterator[generation_pb2.GenerateEvent]:
+        self.fail(context, grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", f"no turn {request.request_id}")
+
     def CancelGeneration(self, request: Any, context: Any) -> generation_pb2.CancelGenerationResponse:
         deadline = time.monotonic() + 2
         while request.request_id not in self.cancelled and time.monotonic() < deadline:

@@ -301,7 +301,7 @@ def test_a_stream_broken_after_it_began_is_connection_lost_whatever_the_code(ser
     server.on("GenerateStream", stream)
     session = client.create_session()
     with pytest.raises(ConnectionLost, match=code) as caught:
-        session.chat("Hello").result()
+        session.chat("Hello", detach_grace=0).result()
     assert caught.value.request_id == server.calls("GenerateStream")[0].request.request_id
     assert len(server.calls("GenerateStream")) == 1, "a turn that began must not run twice"
     server.positions[session.id] = 9
