@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue_server.errors import FieldInvalid
@@ -115,8 +115,8 @@ def test_sampling_ranges(name: str, good: tuple[float, ...], bad: tuple[float, .
 )
 def test_stop_conditions(stop: StopConditions, field: str) -> None:
     assert list(violations(GenerateRequest(stop=stop))) == [field]
-    settings = SessionSettings(default_stop=stop)
-    assert list(violations(CreateSessionRequest(settings=settings))) == [f"settings.default_{field}"]
+    defaults = SessionSettings(default_stop=stop)
+    assert list(violations(CreateSessionRequest(settings=defaults))) == [f"settings.default_{field}"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_inputs(given: Input, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "field"),
+    ("wanted", "field"),
     [
         (SessionSettings(ttl=0), "ttl"),
         (SessionSettings(ttl=math.nan), "ttl"),
@@ -166,8 +166,8 @@ def test_inputs(given: Input, field: str) -> None:
         (SessionSettings(default_sampling=SamplingParams(top_p=2)), "default_sampling.top_p"),
     ],
 )
-def test_settings(settings: SessionSettings, field: str) -> None:
-    assert list(violations(CreateSessionRequest(settings=settings))) == [f"settings.{field}"]
+def test_session_settings(wanted: SessionSettings, field: str) -> None:
+    assert list(violations(CreateSessionRequest(settings=wanted))) == [f"settings.{field}"]
 
 
 def test_logit_bias_has_a_size_a_vocabulary_and_a_range() -> None:
@@ -211,6 +211,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80))
 def test_a_session_id_is_safe_in_file_names_and_headers(text: str) -> None:
     refused = "session_id" in violations(AppendRequest(session_id=text))
@@ -218,6 +219,7 @@ def test_a_session_id_is_safe_in_file_names_and_headers(text: str) -> None:
     assert refused == (not safe)
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.from_regex(SESSION_ID, fullmatch=True))
 def test_every_id_of_the_pattern_is_taken(text: str) -> None:
     assert violations(AppendRequest(session_id=text)) == {}
