@@ -18,7 +18,7 @@ from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
 from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionExists, SessionNotFound, beyond_end
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
-from segue_server.jobs import Job, Sink, TurnSpec, new_turn
+from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
 from segue_server.scheduler import Plan, Scheduler, Work
 from segue_server.sequence import Sequence
@@ -109,9 +109,10 @@ class Engine:
             gone = SessionNotFound(spec.session_id, f"session {spec.session_id!r} was deleted meanwhile")
             self._outbox.append((spec.sink, Failed(gone, 0)))
             return
+        dropped = self._make_room(spec, sequence, len(spec.prompt) + spec.samples)
         turn = new_turn(spec, len(sequence.tokens))
         sequence.tokens.extend(spec.prompt)
-        job = Job(spec, sequence, turn, logprobs_from=max(turn.start, 1))
+        job = Job(spec, sequence, turn, logprobs_from=max(turn.start, 1), dropped=dropped)
         self._jobs[spec.request_id] = job
         place = self.scheduler.submit(sequence, turn)
         if spec.defer_compute:
@@ -385,7 +386,19 @@ class Engine:
         elif job.generated >= spec.max_tokens:
             self._finish(job, FinishReason.MAX_TOKENS if not spec.open_ended else FinishReason.CONTEXT_FULL)
         elif len(job.sequence.tokens) >= job.turn.limit:
-            self._finish(job, FinishReason.CONTEXT_FULL)
+            dropped = self._make_room(spec, job.sequence, 1)
+            job.dropped += dropped
+            if not dropped:
+                self._finish(job, FinishReason.CONTEXT_FULL)
+
+    def _make_room(self, spec: TurnSpec, sequence: Sequence, incoming: int) -> int:
+        """Slide the context if `incoming` tokens would pass its limit and its policy says so; returns what it lost."""
+        dropped = excess(spec, len(sequence.tokens), incoming)
+        if dropped:
+            keep = spec.keep_tokens or 0
+            self.scheduler.slide(sequence, keep, dropped)
+            self.stats.recomputed_tokens.add("slid", amount=len(sequence.tokens) - keep)
+        return dropped
 
     def _time_token(self, job: Job, now: float) -> None:
         gap = job.note_token(now)
@@ -421,6 +434,7 @@ class Engine:
                 matched_token_id=token,
                 matched_text=text,
                 ledger_overhang_tokens=overhang,
+                dropped_tokens=job.dropped,
             ),
         )
 

@@ -52,6 +52,7 @@ class TurnSpec:
     queue_timeout: float = float("inf")
     time_limit: float = float("inf")
     open_ended: bool = False  # max_tokens is only what is left of the context: do not reserve all of it
+    keep_tokens: int | None = None  # CONTEXT_POLICY_SLIDE: the head that stays; None = REJECT
     reads_prefixes: bool = True  # False: bypass_prefix_cache
     defer_compute: bool = False  # with samples=False: the ledger only
 
@@ -71,6 +72,7 @@ class Job:
     first_token: float | None = None
     last_token: float | None = None
     max_gap: float = 0.0
+    dropped: int = 0  # tokens that a sliding context lost in this turn
     generated: int = 0  # sampled, whether the ledger kept them or not
 
     @property
@@ -108,7 +110,7 @@ class Job:
         since = self.turn.start if spec.penalty_window is None else max(0, len(tokens) - spec.penalty_window)
         return SampleRequest(
             sampling=spec.sampling,
-            position=len(tokens),
+            position=len(tokens) + self.dropped,  # a number is drawn once, wherever the context slides to
             history=tokens[since:] if spec.sampling.penalises else (),
             banned=spec.eos_token_ids | spec.stop_token_ids if self.generated < spec.min_tokens else frozenset(),
             top_logprobs=spec.top_logprobs,
@@ -119,6 +121,8 @@ def new_turn(spec: TurnSpec, start: int) -> Turn:
     """The integers of a turn that begins at ledger length `start`."""
     prompt_end = start + len(spec.prompt)
     limit = min(prompt_end + spec.max_tokens, spec.max_context_tokens) if spec.samples else prompt_end
+    if spec.samples and spec.keep_tokens is not None:
+        limit = spec.max_context_tokens
     return Turn(
         request_id=spec.request_id,
         start=start,
@@ -132,6 +136,18 @@ def new_turn(spec: TurnSpec, start: int) -> Turn:
         queue_deadline=spec.arrival + spec.queue_timeout,
         time_limit=spec.time_limit,
     )
+
+
+def excess(spec: TurnSpec, length: int, incoming: int) -> int:
+    """Tokens that a sliding context drops before `incoming` more fit behind `length`; 0 when they fit as it is.
+
+    It drops down to half of what may go, so that a long answer does not recompute its context at every token.
+    """
+    limit, keep = spec.max_context_tokens, spec.keep_tokens
+    if keep is None or length + incoming <= limit:
+        return 0
+    half = keep + (limit - keep) // 2
+    return min(length - keep, length + incoming - min(max(half, keep + incoming), limit))
 
 
 def _reuse_limit(spec: TurnSpec, start: int, prompt_end: int) -> int:

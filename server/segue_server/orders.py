@@ -9,7 +9,7 @@ from segue_model.sampling import Sampling
 from segue_server.cache.session import pages_for
 from segue_server.errors import ContextExceeded, FieldInvalid, KvBudgetImpossible, Quota
 from segue_server.jobs import Sink, TurnSpec
-from segue_server.requests import CommitPolicy, GenerateRequest, OutputOptions, SamplingParams
+from segue_server.requests import CommitPolicy, ContextPolicy, GenerateRequest, OutputOptions, SamplingParams
 from segue_server.served import ServedModel
 from segue_server.sessions import Session
 from segue_server.text import OutputText
@@ -75,6 +75,7 @@ class Orders:
             commit_policy=request.commit_policy or session.settings.commit_policy or CommitPolicy.KEEP_PARTIAL,
             priority=(session.settings.priority or 0) if request.priority is None else request.priority,
             queue_timeout=patience,
+            keep_tokens=_keep(session),
             reads_prefixes=not request.bypass_prefix_cache,
             time_limit=float("inf") if stop.time_limit is None else stop.time_limit,
         )
@@ -95,7 +96,8 @@ class Orders:
         if not prompt:
             raise FieldInvalid.one("input", "must hold at least one token")
         limit = self._context_limit(session)
-        needed = session.position + len(prompt)
+        keep = _keep(session)
+        needed = (session.position if keep is None else min(keep, session.position)) + len(prompt)
         if needed > limit:
             raise _exceeded(needed, limit)
         self._check_pool(needed)
@@ -106,6 +108,7 @@ class Orders:
             arrival=arrival,
             sink=sink,
             samples=False,
+            keep_tokens=keep,
             max_tokens=0,
             max_context_tokens=limit,
             top_logprobs=output.top_logprobs,
@@ -120,11 +123,17 @@ class Orders:
         return session.settings.max_context_tokens or self._model.max_context_tokens
 
     def _room(self, session: Session, prompt: int, max_tokens: int | None) -> Room:
-        """New tokens that fit, at least one. Without max_tokens a turn may take what context and pool have left."""
-        limit = self._context_limit(session)
-        base = session.position + prompt
+        """New tokens that fit, at least one. Without max_tokens a turn may take what context and pool have left.
+
+        A context that slides always has room, for a prompt that fits behind the head it keeps.
+        """
+        limit, keep = self._context_limit(session), _keep(session)
+        base = (session.position if keep is None else min(keep, session.position)) + prompt
         if base + 1 > limit:
             raise _exceeded(base + 1, limit)
+        if keep is not None:
+            self._check_pool(limit)
+            return Room(limit if max_tokens is None else max_tokens, open_ended=max_tokens is None)
         if max_tokens is None:
             self._check_pool(base + 1)
             return Room(min(limit, self._pool_tokens) - base, open_ended=True)
@@ -171,6 +180,12 @@ def _resolved(given: SamplingParams) -> Sampling:
         logit_bias=given.logit_bias or {},
         seed=secrets.randbits(63) if given.seed is None else given.seed,
     )
+
+
+def _keep(session: Session) -> int | None:
+    """The head that a sliding context keeps; None where the policy is to reject."""
+    slides = session.settings.context_policy is ContextPolicy.SLIDE
+    return (session.settings.keep_tokens or 0) if slides else None
 
 
 def _exceeded(needed: int, limit: int) -> ContextExceeded:

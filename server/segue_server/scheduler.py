@@ -99,6 +99,14 @@ class Scheduler:
         sequence.truncate(position)
         self._let_go(sequence, before)
 
+    def slide(self, sequence: Sequence, keep: int, drop: int) -> None:
+        """Drop `drop` tokens after the first `keep`; a turn in flight moves with them."""
+        before = sequence.tokens[: sequence.cache.computed]
+        sequence.slide(keep, drop)
+        self._let_go(sequence, before)
+        if (turn := sequence.turn) is not None:
+            turn.start, turn.prompt_end = max(keep, turn.start - drop), max(keep, turn.prompt_end - drop)
+
     def close(self, session_id: str) -> int:
         """Forget a sequence; returns the pages that became free. Raises ValueError while it has a turn."""
         if self.sequences[session_id].turn is not None:

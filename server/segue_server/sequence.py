@@ -63,6 +63,12 @@ class Sequence:
         self.cache.advance(tokens)
         self.seen = max(self.seen, self.cache.computed)
 
+    def slide(self, keep: int, drop: int) -> None:
+        """Drop `drop` tokens after the first `keep`. What follows has new positions, so its KV is computed again."""
+        del self.tokens[keep : keep + drop]
+        self.cache.rewind(keep)
+        self.seen = min(self.seen, keep)
+
     def truncate(self, position: int) -> None:
         """Cut the ledger back to `position`, KV included."""
         del self.tokens[position:]

@@ -69,6 +69,7 @@ RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is t
 CAPABILITIES = (
     "fork",
     "rewind",
+    "slide",
     "prefix",
     "busy:queue",
     "busy:replace",

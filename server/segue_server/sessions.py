@@ -62,6 +62,18 @@ class Claim:
     detach_grace: float  # seconds the turn goes on without a reader
 
 
+def turns_slid(turns: Sequence[TurnRecord], keep: int, dropped: int) -> list[TurnRecord]:
+    """The turns of a ledger that has lost `dropped` tokens after its first `keep`; empty ones are left out."""
+
+    def moved(position: int) -> int:
+        return position if position <= keep else max(keep, position - dropped)
+
+    shifted = [
+        replace(t, start=moved(t.start), generated_start=moved(t.generated_start), end=moved(t.end)) for t in turns
+    ]
+    return [turn for turn in shifted if turn.end > turn.start]
+
+
 def turns_until(turns: Sequence[TurnRecord], position: int) -> list[TurnRecord]:
     """The turns of a ledger that is cut at `position`; one that is cut through keeps its first part."""
     kept = [turn for turn in turns if turn.start < position]

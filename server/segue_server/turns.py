@@ -26,7 +26,7 @@ from segue_server.errors import QueueFull, QueueTimeout, Quota, RequestIdReused,
 from segue_server.events import Event, Failed, Finished, Started, Tokens
 from segue_server.recent import RecentTurns
 from segue_server.requests import AppendRequest, BusyPolicy, CancelCause, CommitPolicy, FinishReason, GenerateRequest
-from segue_server.sessions import ActiveTurn, Claim, Session, TurnRecord
+from segue_server.sessions import ActiveTurn, Claim, Session, TurnRecord, turns_slid
 from segue_server.stats import ServiceStats
 from segue_server.stream import Reader, TurnStream
 
@@ -200,12 +200,12 @@ class Turns:
         match event:
             case Started():
                 turn.started = True
-                turn.start, turn.prompt_end = event.position, event.position + event.prompt_tokens
-                session.position = turn.prompt_end
+                turn.start, turn.prompt_end = session.position, session.position + event.prompt_tokens
+                session.position = event.position + event.prompt_tokens
             case Tokens():
                 session.position = event.position + len(event.token_ids)
             case Finished():
-                self._record(turn, event.position, event.finish_reason)
+                self._record(turn, event.position, event.finish_reason, dropped=event.dropped_tokens)
                 event = turn.finished = event.with_etag(session.etag)
                 self._end(turn, event)
             case Failed():
@@ -217,13 +217,16 @@ class Turns:
                 pass
         return event
 
-    def _record(self, turn: ActiveTurn, position: int, reason: FinishReason) -> None:
+    def _record(self, turn: ActiveTurn, position: int, reason: FinishReason, *, dropped: int = 0) -> None:
         """Note where the turn lies in the ledger; one that was rolled back whole lies nowhere and changed nothing."""
         session = turn.session
         session.position = position
-        if position > turn.start:
-            generated_start = min(turn.prompt_end, position)
-            session.turns.append(TurnRecord(turn.request_id, turn.start, generated_start, position, reason))
+        end = position + dropped
+        if end > turn.start:
+            generated_start = min(turn.prompt_end, end)
+            session.turns.append(TurnRecord(turn.request_id, turn.start, generated_start, end, reason))
+            if dropped:
+                session.turns = turns_slid(session.turns, session.settings.keep_tokens or 0, dropped)
             session.changed()
         else:
             session.touch()

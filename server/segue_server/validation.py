@@ -206,8 +206,9 @@ class Checker:
         self.within(f"{field}.keep_tokens", given.keep_tokens, 0, MAX_INT64)
         if given.kv_dtype not in (None, served_dtype):
             self.refuse(f"{field}.kv_dtype", f"this server keeps KV in {served_dtype}, got {given.kv_dtype}")
-        if given.context_policy is ContextPolicy.SLIDE:
-            self.refuse(f"{field}.context_policy", "SLIDE is not among this server's capabilities")
+        if given.context_policy is ContextPolicy.SLIDE and given.max_context_tokens is not None:
+            below = given.max_context_tokens - 1
+            self.within(f"{field}.keep_tokens", given.keep_tokens, 0, below, below=True)
         if given.pinned:
             self.refuse(f"{field}.pinned", "pinning is not among this server's capabilities")
         self.sampling(f"{field}.default_sampling", given.default_sampling)
