@@ -220,6 +220,45 @@ class RewindSessionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateSessionRequest:
+    """New values for the fields that `paths` names; the others are not looked at."""
+
+    session_id: str
+    paths: tuple[str, ...]  # of session.proto's Session, such as "settings.ttl"
+    etag: str = ""
+    display_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    settings: SessionSettings = field(default_factory=SessionSettings)  # what is named and unset: the default again
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadTokensRequest:
+    """A part of a ledger."""
+
+    session_id: str
+    start_position: int = 0
+    end_position: int | None = None  # exclusive; None = the end
+    return_text: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSessionsRequest:
+    """Events of one session, or of all."""
+
+    session_id: str = ""  # "" = all
+    after_sequence: int | None = None  # None = from now on; 0 = from the first one on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTokensRequest:
+    """Tokens whose probability after a session's ledger is asked for."""
+
+    session_id: str
+    token_ids: tuple[int, ...]
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListSessionsRequest:
     """A page of sessions."""
 

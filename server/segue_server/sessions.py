@@ -27,7 +27,7 @@ from segue_server.requests import (
     SessionSettings,
 )
 from segue_server.stream import TurnStream
-from segue_server.views import SessionState
+from segue_server.views import SessionState, TurnSpan
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
@@ -126,6 +126,7 @@ class Session:
     forked_from: tuple[str, int] | None = None  # (session id, position)
     create_time: float = field(default_factory=time.time)
     last_used_time: float = field(default_factory=time.time)
+    noticed: float | None = None  # the expire_time that watchers have been told of
 
     @property
     def etag(self) -> str:
@@ -165,6 +166,22 @@ class Session:
             end = max(active.prompt_end, position)
             turns.append(TurnRecord(active.request_id, active.start, active.prompt_end, end, FinishReason.CANCELLED))
         return turns_until(turns, position)
+
+    def spans(self, position: int) -> tuple[TurnSpan, ...]:
+        """The turns up to `position`; the last one without a finish reason if it is in flight."""
+        turns = self.history(position)
+        in_flight = self.active.request_id if self.active else None
+        return tuple(
+            TurnSpan(
+                turn=number,
+                request_id=turn.request_id,
+                start=turn.start,
+                generated_start=turn.generated_start,
+                end=turn.end,
+                finish_reason=None if turn.request_id == in_flight else turn.finish_reason,
+            )
+            for number, turn in enumerate(turns)
+        )
 
     def touch(self) -> None:
         self.last_used_time = time.time()
@@ -222,6 +239,14 @@ class SessionRegistry:
     def expired(self, now: float) -> list[Session]:
         """Idle sessions whose time to live is over."""
         return [s for s in self._sessions.values() if s.active is None and now >= s.expire_time]
+
+    def expiring(self, now: float, notice: float) -> list[Session]:
+        """Idle sessions that expire within `notice` seconds and of which nobody has been told yet."""
+        return [
+            s
+            for s in self._sessions.values()
+            if s.active is None and not s.ephemeral and s.noticed != s.expire_time and now >= s.expire_time - notice
+        ]
 
     def bury(self, session: Session) -> None:
         """Replace an expired session by a tombstone."""

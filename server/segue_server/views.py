@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from segue_model.sampling import TokenLogprob
 from segue_server.events import CacheUsage
-from segue_server.requests import SamplingParams, SessionSettings
+from segue_server.requests import FinishReason, SamplingParams, SessionSettings
 
 
 class SessionState(Enum):
@@ -43,6 +44,48 @@ class SessionView:
 class SessionPage:
     sessions: tuple[SessionView, ...]
     next_page_token: str  # "" = the last page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpan:
+    """Where a turn lies in the ledger."""
+
+    turn: int  # 0, 1, 2, ...
+    request_id: str
+    start: int
+    generated_start: int
+    end: int  # exclusive
+    finish_reason: FinishReason | None  # None: it is in flight
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """A piece of a ledger; `turns` are in the last one."""
+
+    start_position: int
+    token_ids: tuple[int, ...]
+    text: str = ""
+    turns: tuple[TurnSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The logprobs of given tokens, of which the first would stand at `position`."""
+
+    logprobs: tuple[TokenLogprob, ...]
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a turn would meet if it came now."""
+
+    admissible: bool = False  # it would start without waiting
+    refusal_reason: str = ""  # of the error it would get
+    to_compute_tokens: int = 0
+    needed_bytes: int = 0
+    would_evict_bytes: int = 0
+    time_to_first_token: float | None = None  # seconds; None: nothing has been measured yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
