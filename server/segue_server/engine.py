@@ -18,6 +18,7 @@ from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
 from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionExists, SessionNotFound, beyond_end
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
+from segue_server.foresight import Foresight, Speeds, foresee
 from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
 from segue_server.scheduler import Plan, Scheduler, Work
@@ -79,7 +80,21 @@ class Engine:
             return 0
         return self.scheduler.close(session_id) * self.runner.page_bytes
 
-    def fork(self, session_id: str, children: Seq[str], position: int | None) -> int:
+    def adjust(self, session_id: str, *, priority: int, pinned: bool) -> None:
+        """How much a session is worth keeping in the pool; nothing when it is unknown."""
+        if sequence := self.scheduler.sequences.get(session_id):
+            sequence.priority, sequence.pinned = priority, pinned
+
+    def fork(
+        self,
+        session_id: str,
+        children: Seq[str],
+        position: int | None,
+        *,
+        priority: int = 0,
+        pinned: bool = False,
+        salt: str | None = None,
+    ) -> int:
         """New ledgers that share the first `position` tokens of one, all of them when None; returns how many.
 
         The session may have a turn in flight: then what it has put on its stream so far is shared. Raises
@@ -93,7 +108,8 @@ class Engine:
             if child in self.scheduler.sequences:
                 raise SessionExists(child, f"session {child!r} exists already")
         for child in children:
-            self.scheduler.fork(parent, child, length if position is None else position, self.clock())
+            made = self.scheduler.fork(parent, child, length if position is None else position, self.clock())
+            made.priority, made.pinned, made.salt = priority, pinned, salt
         return length if position is None else position
 
     def rewind(self, session_id: str, position: int) -> None:
@@ -136,6 +152,11 @@ class Engine:
         self.stats.cancellations.add(job.phase, cause.value)
         self._finish(job, reason, policy=policy or job.spec.commit_policy)
         return True
+
+    def foresee(self, spec: TurnSpec, position: int, salt: str | None) -> Foresight:
+        """What a turn would meet if it were submitted now, after `position` tokens of its session. Changes nothing."""
+        speeds = Speeds(self._seconds_per_token, self.stats.step["decode"].mean)
+        return foresee(self.scheduler, spec, position=position, salt=salt, speeds=speeds)
 
     # The step
 

@@ -43,6 +43,16 @@ class Plan:
     preempted: list[Sequence] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What admission would say of a turn that is not in the queue."""
+
+    reused: int  # positions whose KV is there, the session's own or a shared prefix
+    claimed_pages: int  # that the turn could come to hold
+    evicted_pages: int  # of idle KV, if it comes to hold them all
+    fits: bool
+
+
 @dataclass(slots=True)
 class Evictions:
     """What pressure on the pool has cost so far."""
@@ -63,6 +73,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # in the order of Turn.order
         self.running: list[Sequence] = []  # in the order of Turn.order
         self.evictions = Evictions()
+        self.shrunk: set[str] = set()  # sessions that have lost KV to others since `take_shrunk`
         self.max_running = max_running
         self._step_tokens = step_tokens
 
@@ -86,8 +97,8 @@ class Scheduler:
         return sequence
 
     def fork(self, parent: Sequence, session_id: str, position: int, now: float) -> Sequence:
-        """A new sequence with the first `position` tokens of another and their KV, shared. Raises KeyError."""
-        child = self.open(session_id, priority=parent.priority, pinned=parent.pinned, salt=parent.salt, now=now)
+        """A new sequence, not pinned, with the first `position` tokens of another and their KV. Raises KeyError."""
+        child = self.open(session_id, priority=parent.priority, salt=parent.salt, now=now)
         child.tokens = parent.tokens[:position]
         child.cache.share_from(parent.cache, position)
         child.seen = child.cache.computed
@@ -181,7 +192,23 @@ class Scheduler:
                 turn.admitted = now
                 plan.admitted.append(sequence)
 
-    def _known_prefix(self, sequence: Sequence, now: float) -> list[PageId]:
+    def preview(self, sequence: Sequence) -> Preview:
+        """What admission would say of a sequence with a turn that was never submitted. Changes nothing."""
+        turn, own = _turn(sequence), sequence.cache
+        found = self._known_prefix(sequence, None)
+        kept = own.glance(turn.reuse_limit)
+        missing = pages_for(turn.promise) - len(found) if found else kept.missing_pages(turn.promise)
+        left = own.pages[own.computed // PAGE_TOKENS if found else len(kept.pages) :]
+        free = self.pool.free + sum(self.pool.references(page) == 1 for page in left)
+        promised = sum(_missing(s) for s in self.running)
+        return Preview(
+            reused=len(found) * PAGE_TOKENS if found else kept.computed,
+            claimed_pages=pages_for(turn.promise),
+            evicted_pages=max(0, missing - max(0, free - promised)),
+            fits=self._fits(sequence, found),
+        )
+
+    def _known_prefix(self, sequence: Sequence, now: float | None) -> list[PageId]:
         """Pages of others that take this turn further than its own do. Never the last token: its logits are needed."""
         turn = _turn(sequence)
         if sequence.salt is None or not turn.reads_prefixes:
@@ -268,8 +295,14 @@ class Scheduler:
         else:
             before = victim.cache.computed
             freed = self.drop(victim, pages)
+            self.shrunk.add(victim.session_id)
             self._count_eviction(freed, before - victim.cache.computed)
         return True
+
+    def take_shrunk(self) -> set[str]:
+        """Sessions that have lost KV to others since the last call."""
+        shrunk, self.shrunk = self.shrunk, set()
+        return shrunk
 
     def _evict_subtree(self) -> bool:
         """The last resort: a prefix page that pages of running turns follow."""

@@ -209,7 +209,14 @@ class Service:
         ids = fork_ids(request)
         self._sessions.check_room(ids)
         settings = self._clamped(request.settings.over(parent.settings))
-        position = await self._engine.call(partial(self._engine.engine.fork, parent.session_id, ids, request.position))
+        fork = partial(
+            self._engine.engine.fork,
+            *(parent.session_id, ids, request.position),
+            priority=settings.priority or 0,
+            pinned=bool(settings.pinned),
+            salt=settings.cache_salt,
+        )
+        position = await self._engine.call(fork)
         children = [self._child(parent, child, settings, position) for child in ids]
         if request.request_id:
             self._forked[request.request_id] = Forked(request, tuple(ids), time.monotonic())

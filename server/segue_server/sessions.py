@@ -170,7 +170,7 @@ class Session:
     def spans(self, position: int) -> tuple[TurnSpan, ...]:
         """The turns up to `position`; the last one without a finish reason if it is in flight."""
         turns = self.history(position)
-        in_flight = self.active.request_id if self.active else None
+        in_flight = len(turns) - 1 if self.active and len(turns) > len(self.turns) else -1
         return tuple(
             TurnSpan(
                 turn=number,
@@ -178,7 +178,7 @@ class Session:
                 start=turn.start,
                 generated_start=turn.generated_start,
                 end=turn.end,
-                finish_reason=None if turn.request_id == in_flight else turn.finish_reason,
+                finish_reason=None if number == in_flight else turn.finish_reason,
             )
             for number, turn in enumerate(turns)
         )

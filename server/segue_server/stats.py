@@ -69,6 +69,11 @@ class Histogram:
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
+    @property
+    def mean(self) -> float:
+        """0 before the first observation."""
+        return self.total / max(sum(self.counts), 1)
+
 
 class Tally:
     """Counters told apart by label values; every combination exists from the start, so that rates begin at 0."""

@@ -48,15 +48,18 @@ class PrefixIndex:
         """Is the index one of the owners of `page`?"""
         return page in self._owned
 
-    def match(self, salt: str, tokens: Sequence[int], now: float) -> list[PageId]:
-        """Pages that hold the longest known prefix of `tokens`, whole pages only. Share them before anything else."""
+    def match(self, salt: str, tokens: Sequence[int], now: float | None) -> list[PageId]:
+        """Pages that hold the longest known prefix of `tokens`, whole pages only. Share them before anything else.
+
+        `now` counts as a use of them; None only looks.
+        """
         found: list[PageId] = []
         siblings = self._roots.get(salt, {})
         for key in _pages_of(tokens):
             node = siblings.get(key)
             if node is None:
                 break
-            node.last_used = now
+            node.last_used = node.last_used if now is None else now
             found.append(node.page)
             siblings = node.children
         return found

@@ -77,6 +77,13 @@ class SessionCache:
         self.pages = other.pages[: pages_for(self.computed)]
         self._pool.share(self.pages)
 
+    def glance(self, tokens: int) -> "SessionCache":
+        """What `rewind(tokens)` would leave, for looking ahead: it owns no pages and is not to be changed."""
+        likeness = SessionCache(self._pool)
+        likeness.computed = min(self.computed, tokens)
+        likeness.pages = self.pages[: pages_for(likeness.computed)]
+        return likeness
+
     def advance(self, tokens: int) -> None:
         """Note that the next `tokens` positions have been computed: the one place where the position moves on."""
         if pages_for(self.computed + tokens) > len(self.pages):
