@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from wsgiref.simple_server import WSGIServer
 
-import torch
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.process_collector import ProcessCollector
@@ -20,13 +18,13 @@ from segue_model.fingerprint import fingerprint
 from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
-from segue_model.runner.torch_runner import TorchRunner, pages_for_bytes
 from segue_server.config import ServerConfig
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_admin_server, build_server
 from segue_server.metrics import Build, SegueCollector
+from segue_server.runners import make_runner
 from segue_server.served import ServedModel
 from segue_server.service import Service
 from segue_server.stats import CallStats
@@ -58,19 +56,15 @@ class Running:
 
 
 def load(config: ServerConfig) -> tuple[ServedModel, Runner]:
-    """The model and what computes it. Raises CheckpointError, or ValueError for a pool that holds no page."""
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    """The model and what computes it. Raises CheckpointError and what `make_runner` raises."""
     path = config.model or find_embedded_model()
     checkpoint = load_checkpoint(path)
-    dtype = getattr(torch, config.dtype)
-    pages = pages_for_bytes(checkpoint.config, dtype, config.kv_bytes)
-    device = torch.device(config.device)
-    runner = TorchRunner(checkpoint.config, checkpoint.weights, device=device, dtype=dtype, num_pages=pages)
+    runner, kv_dtype = make_runner(config, checkpoint)
     limit = checkpoint.config.max_context_tokens
     served = ServedModel.of(
         checkpoint,
         fingerprint=fingerprint(path),
-        kv_dtype=config.dtype,
+        kv_dtype=kv_dtype,
         kv_bytes_per_token=runner.page_bytes // PAGE_TOKENS,
         max_context_tokens=min(limit, config.max_context_tokens or limit),
     )
@@ -113,7 +107,7 @@ async def serving(config: ServerConfig) -> AsyncIterator[Running]:
         max_running=config.max_running,
         step_tokens=config.prefill_chunk_tokens,
         slow_reader_limit=config.slow_reader_limit,
-        kv_dtype=config.dtype,
+        kv_dtype=served.kv_dtype,
     )
     thread = EngineThread(engine, on_crash=lambda _: crashed.set())
     service = Service(

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from segue_model.paging import PAGE_TOKENS
 
@@ -21,8 +21,11 @@ class ServerConfig:
     admin_port: int = 50052  # loopback only
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9464
+    runner: Literal["auto", "native", "torch"] = "torch"
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    kv_dtype: Literal["", "float32", "bfloat16", "int8"] = ""
+    weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
     threads: int = 0  # 0 = one per core
     kv_bytes: int = 1024 * MIB
     max_context_tokens: int = 0  # 0 = the model's
@@ -67,7 +70,10 @@ _HELP = {
     "metrics_host": "address of the metrics port",
     "metrics_port": "port of /metrics; 0 = any free one",
     "device": "torch device, such as cpu or cuda",
-    "dtype": "of the activations and the KV cache: float32 or bfloat16",
+    "runner": "native: C++ kernels for this CPU, built on first use; torch: plain torch; auto: native where possible",
+    "dtype": "of the torch runner's activations and KV cache",
+    "kv_dtype": "of the native runner's KV cache; empty = bfloat16",
+    "weights": "of the native runner, for checkpoints in floating point: auto = bf16; GGUF blocks stay as they are",
     "threads": "compute threads; 0 = one per core",
     "kv_bytes": "bytes of the KV pool; a suffix KiB, MiB or GiB is understood",
     "max_context_tokens": "longest context of a session; 0 = the model's own",
@@ -88,7 +94,13 @@ _ABOVE_ZERO = (
     *("default_ttl", "max_ttl", "slow_reader_limit"),
 )
 _NOT_NEGATIVE = ("threads", "max_context_tokens", "max_queued", "queue_timeout", "tombstone_ttl", "drain_grace")
-_CHOICES = {"dtype": ("float32", "bfloat16"), "log_level": ("debug", "info", "warning", "error")}
+_CHOICES = {
+    "runner": ("auto", "native", "torch"),
+    "dtype": ("float32", "bfloat16"),
+    "kv_dtype": ("", "float32", "bfloat16", "int8"),
+    "weights": ("auto", "bf16", "int8", "int4"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
