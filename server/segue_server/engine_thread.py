@@ -35,6 +35,7 @@ class EngineThread:
         self._ledger = ledger
         self._on_crash = on_crash
         self._on_failure: list[Callable[[SegueError], None]] = []
+        self._on_shrunk: Callable[[set[str]], None] = lambda _: None
         self._failed = False
         self._calls: set[asyncio.Future[Any]] = set()  # that wait for an answer
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -58,6 +59,10 @@ class EngineThread:
     def on_failure(self, call: Callable[[SegueError], None]) -> None:
         """Have `call` run on the loop if the engine fails: whoever waits for an event would wait for ever."""
         self._on_failure.append(call)
+
+    def on_shrunk(self, call: Callable[[set[str]], None]) -> None:
+        """Have `call` run on the loop with the ids of the sessions that lost KV to others in a step."""
+        self._on_shrunk = call
 
     def check(self) -> None:
         """Raises EngineError when the engine has failed."""
@@ -149,6 +154,8 @@ class EngineThread:
 
     def _publish(self) -> None:
         outbox = self.engine.take_outbox()
+        if shrunk := self.engine.scheduler.take_shrunk():
+            self._loop.call_soon_threadsafe(self._on_shrunk, shrunk)
         if self._ledger:
             self._ledger.publish(outbox)
         else:

@@ -26,6 +26,15 @@ class Sink(Protocol):
         ...
 
 
+class NoSink:
+    """Where nobody reads: for a turn that is only looked at."""
+
+    full = False
+
+    def deliver(self, event: Event) -> None:
+        """Drop it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSpec:
     """A turn as the service orders it: everything validated, every default filled in."""

@@ -12,10 +12,11 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from segue_model.sampling import TokenLogprob
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import (
     Draining,
@@ -23,6 +24,7 @@ from segue_server.errors import (
     EtagMismatch,
     FieldInvalid,
     PositionMismatch,
+    QueueTimeout,
     RequestIdReused,
     RequestNotFound,
     SegueError,
@@ -30,9 +32,11 @@ from segue_server.errors import (
     SessionNotFound,
     beyond_end,
 )
-from segue_server.events import Event, Failed, Finished
-from segue_server.jobs import TurnSpec
+from segue_server.events import Event, Failed, Finished, Prefill
+from segue_server.jobs import NoSink, TurnSpec
 from segue_server.orders import Orders, Pool
+from segue_server.pins import PinBudget
+from segue_server.reading import chunks
 from segue_server.requests import (
     AppendRequest,
     BusyPolicy,
@@ -47,23 +51,42 @@ from segue_server.requests import (
     Input,
     ListSessionsRequest,
     OutputOptions,
+    ReadTokensRequest,
     RewindSessionRequest,
     SamplingParams,
+    ScoreTokensRequest,
     SessionSettings,
     TextInput,
+    TokenInput,
+    UpdateSessionRequest,
+    WatchSessionsRequest,
 )
 from segue_server.served import ServedModel
 from segue_server.sessions import ActiveTurn, Claim, Session, SessionRegistry, new_session_id, turns_until
 from segue_server.stats import ServiceStats
 from segue_server.turns import Turns, content_of
+from segue_server.updates import check_length, check_paths, update_of
 from segue_server.validation import Checker, fork_ids
-from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
+from segue_server.views import (
+    Estimate,
+    Limits,
+    Load,
+    ModelInfo,
+    Scores,
+    ServerInfo,
+    SessionPage,
+    SessionState,
+    SessionView,
+    TokenChunk,
+)
+from segue_server.watch import EventHub, EventType, SessionEvent
 
 log = logging.getLogger(__name__)
 
 REAP_INTERVAL = 0.5  # seconds between two looks for expired sessions
 REPLAY_WINDOW = 600.0  # seconds a CreateSession request id is remembered
 LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
+CALLER = "CALLER"  # reason of an event
 RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is taken over
 
 CAPABILITIES = (
@@ -77,6 +100,12 @@ CAPABILITIES = (
     "prompt_logprobs",
     "append",
     "attach",
+    "score",
+    "estimate",
+    "update",
+    "pin",
+    "read_tokens",
+    "watch",
     "tier:device",
 )
 
@@ -132,9 +161,13 @@ class Service:
             self.stats,
             max_running=limits.max_running_requests,
             max_queued=limits.max_queued_requests,
+            on_start=self._turn_started,
             on_end=self._turn_ended,
         )
+        self._pins = PinBudget(limits.max_pinned_bytes, model.kv_bytes_per_token)
+        self.events = EventHub()
         engine.on_failure(self._turns.fail_all)
+        engine.on_shrunk(self._cache_shrunk)
         self._created: dict[str, tuple[CreateSessionRequest, Session, float]] = {}  # by request id: AIP-155
         self._forked: dict[str, Forked] = {}  # by request id
         self._began = time.monotonic()
@@ -159,6 +192,7 @@ class Service:
         except BaseException:
             self._created.pop(request.request_id, None)
             self._forget(session)
+            self._tell_deleted(session, "CREATE_FAILED")
             raise
         self.stats.sessions_opened.add("create")
         return self._view(session)
@@ -190,6 +224,7 @@ class Service:
         self._sessions.remove(session)
         self._turns.forget(session)
         self._count_end(session, "deleted")
+        self._tell_deleted(session, CALLER)
         if session.active:
             self._turns.leave(session.active, CancelCause.RPC)  # the engine is told of this first, then of the end
         return await self._engine.call(partial(self._engine.engine.close, session_id))
@@ -209,6 +244,7 @@ class Service:
         ids = fork_ids(request)
         self._sessions.check_room(ids)
         settings = self._clamped(request.settings.over(parent.settings))
+        self._check_pins(settings, count=len(ids))
         fork = partial(
             self._engine.engine.fork,
             *(parent.session_id, ids, request.position),
@@ -220,7 +256,29 @@ class Service:
         children = [self._child(parent, child, settings, position) for child in ids]
         if request.request_id:
             self._forked[request.request_id] = Forked(request, tuple(ids), time.monotonic())
+        for child in children:
+            self._tell(EventType.CREATED, child, "FORK")
         return tuple(self._view(child) for child in children)
+
+    async def update_session(self, request: UpdateSessionRequest) -> SessionView:
+        """Change settings, name or labels; no use of the session, whose time to live runs on. It may be running."""
+        checker = self._checker()
+        checker.session_id("session_id", request.session_id)
+        check_paths(checker, request.paths)
+        checker.done()
+        session = self._sessions.get(request.session_id)
+        self._refuse_if_changed(session, request.etag)
+        update = update_of(session, request, self._default_settings(session.settings.cache_salt or ""))
+        checker.labels(update.display_name, update.labels)
+        checker.settings(update.settings, self._model.kv_dtype)
+        checker.done()
+        update = replace(update, settings=self._clamped(update.settings))
+        check_length(session, update.settings)
+        self._check_pins(update.settings, instead_of=session)
+        update.apply(session)
+        priority, pinned = update.settings.priority or 0, bool(update.settings.pinned)
+        self._engine.post(partial(self._engine.engine.adjust, session.session_id, priority=priority, pinned=pinned))
+        return self._view(session)
 
     async def rewind_session(self, request: RewindSessionRequest) -> SessionView:
         """Cut a session without a turn in flight back to an earlier position."""
@@ -237,7 +295,40 @@ class Service:
         session.position = position
         session.changed()
         await self._engine.call(partial(self._engine.engine.rewind, session.session_id, position))
+        self._tell(EventType.REWOUND, session, CALLER)
         return self._view(session)
+
+    async def read_tokens(self, request: ReadTokensRequest) -> AsyncIterator[TokenChunk]:
+        """The ledger as it is when asked for, as far as it has been put on a stream; no use of the session."""
+        checker = self._checker()
+        checker.read_tokens(request)
+        checker.done()
+        session = self._sessions.get(request.session_id)
+        tokens = await self._engine.call(lambda: self._engine.engine.tokens(request.session_id)[:])
+        self._check_open(session)
+        length = min(len(tokens), session.position)
+        start, end = request.start_position, length if request.end_position is None else request.end_position
+        for position in (start, end):
+            if position > length:
+                raise beyond_end(position, length)
+        spans = tuple(span for span in session.spans(length) if span.end > start and span.start < end)
+        detokenizer = self._model.prompts.need_tokenizer("return_text").detokenizer if request.return_text else None
+        text = detokenizer(skip_special=False, continues=start > 0) if detokenizer else None
+        for chunk in chunks(tokens[start:end], start, spans, text):
+            yield chunk
+
+    def watch_sessions(self, request: WatchSessionsRequest) -> AsyncIterator[SessionEvent]:
+        """What happens from now on, or after the event that the caller has; the watch of one session ends with it.
+
+        Raises SessionNotFound or SessionExpired when no event is kept of it either, and EventHistoryLost.
+        """
+        checker = self._checker()
+        checker.watch(request)
+        checker.done()
+        after = self.events.place(request.after_sequence)
+        if request.session_id and not self.events.knows(request.session_id, after):
+            self._sessions.get(request.session_id)
+        return self.events.watch(after, request.session_id)
 
     # Turns
 
@@ -251,15 +342,7 @@ class Service:
         checker.generate(request)
         checker.done()
         request = replace(request, request_id=request.request_id or str(uuid.uuid4()))
-        claim = Claim(
-            request_id=request.request_id,
-            caller=caller,
-            content=content_of(request),
-            output=request.output,
-            policy=request.busy_policy,
-            patience=self._queue_timeout if request.queue_timeout is None else request.queue_timeout,
-            detach_grace=request.detach_grace,
-        )
+        claim = self._claim(request, caller)
 
         def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
             patience = claim.patience
@@ -320,6 +403,42 @@ class Service:
             raise RequestNotFound(f"there is no turn with request id {request_id!r}, or it ended too long ago")
         with self._reading(turn, after_sequence, time_remaining) as reading:
             yield reading
+
+    async def score_tokens(
+        self, request: ScoreTokensRequest, *, caller: str, time_remaining: Callable[[], float | None]
+    ) -> Scores:
+        """Logprobs of tokens as if they came next, after the turns that have ended; the session stays as it is.
+
+        A fork that nobody sees takes them as a turn of its own, on the session's pages, and goes.
+        """
+        self._refuse_when_draining()
+        checker = self._checker()
+        checker.score(request)
+        checker.done()
+        child = await self._fork_unseen(self._sessions.get(request.session_id))
+        output = OutputOptions(
+            prompt_logprobs=True, top_logprobs=request.top_logprobs, return_text=False, heartbeat_interval=0.0
+        )
+        tokens = TokenInput(request.token_ids)
+        turn = AppendRequest(session_id=child.session_id, input=tokens, output=output)
+        logprobs: list[TokenLogprob] = []
+        position = child.position
+        async with self.append(turn, caller=caller, time_remaining=time_remaining) as events:
+            async for _, event in events:
+                logprobs += event.prompt_logprobs if isinstance(event, Prefill) else ()
+        return Scores(tuple(logprobs), position)
+
+    async def estimate(self, request: GenerateRequest, *, caller: str) -> Estimate:
+        """What `generate` would meet now. Changes nothing. Raises FieldInvalid; other errors are its answer."""
+        checker = self._checker()
+        checker.generate(request)
+        checker.done()
+        try:
+            return await self._estimate(request, caller)
+        except FieldInvalid:
+            raise
+        except SegueError as error:
+            return Estimate(refusal_reason=error.reason)
 
     async def cancel(
         self, *, request_id: str = "", session_id: str = "", commit_policy: CommitPolicy | None = None
@@ -410,9 +529,11 @@ class Service:
         while True:
             await asyncio.sleep(REAP_INTERVAL)
             self._rate.append((time.monotonic(), self._engine.engine.stats.generated_tokens))
+            self._tell_expiring()
             for session in self._sessions.expired(time.time()):
                 self._sessions.bury(session)
                 self._count_end(session, "expired")
+                self._tell(EventType.EXPIRED, session, "TTL")
                 self._engine.post(partial(self._engine.engine.close, session.session_id))
             self._sessions.forget_tombstones(time.time())
             horizon = time.monotonic() - REPLAY_WINDOW
@@ -426,6 +547,7 @@ class Service:
             async with asyncio.timeout(grace):
                 await self._turns.wait_idle()
         await self._turns.end_all(CancelCause.DRAIN, FinishReason.DRAINING)
+        self.events.close(Draining("the server is shutting down"))
 
     # Helpers
 
@@ -445,6 +567,15 @@ class Service:
         if session.active:
             message = f"session {session.session_id!r} has a turn in flight"
             raise SessionBusy(message, activeRequestId=session.active.request_id)
+
+    def _check_pins(self, settings: SessionSettings, *, count: int = 1, instead_of: Session | None = None) -> None:
+        """Is there room for as many more pinned sessions, or for one in its place? Raises KvBudget."""
+        pinned = [s.settings for s in self._sessions if s.settings.pinned and s is not instead_of]
+        try:
+            self._pins.check(settings, pinned, count=count)
+        except SegueError:
+            self.stats.rejections.add("kv_budget")
+            raise
 
     def _forked_before(self, request: ForkSessionRequest, known: Forked) -> tuple[SessionView, ...]:
         if known.request != request:
@@ -478,21 +609,49 @@ class Service:
         return None
 
     async def _open(self, request: CreateSessionRequest, caller: str) -> Session:
-        settings = request.settings.over(self._default_settings(caller))
+        settings = self._clamped(request.settings.over(self._default_settings(caller)))
+        self._check_pins(settings)
         session = Session(
             session_id=request.session_id or new_session_id(),
-            settings=self._clamped(settings),
+            settings=settings,
             display_name=request.display_name,
             labels=dict(request.labels),
         )
         await self._register(session)
+        self._tell(EventType.CREATED, session, CALLER)
         return session
 
+    def _ephemeral(self, caller: str) -> Session:
+        return Session(session_id=new_session_id(), settings=self._default_settings(caller), ephemeral=True)
+
     async def _open_ephemeral(self, caller: str) -> Session:
-        session = Session(session_id=new_session_id(), settings=self._default_settings(caller), ephemeral=True)
+        session = self._ephemeral(caller)
         await self._register(session)
         self.stats.sessions_opened.add("ephemeral")
         return session
+
+    async def _fork_unseen(self, parent: Session) -> Session:
+        """A session that nobody is told of, with the ledger of another up to its turn in flight; gone after a turn."""
+        settings = replace(parent.settings, pinned=False, context_policy=ContextPolicy.REJECT)
+        if parent.settings.context_policy is ContextPolicy.SLIDE:
+            self._refuse_if_busy(parent)  # its turn may have moved what came before
+        position = parent.active.start if parent.active else parent.position
+        if not position:
+            raise FieldInvalid.one("session_id", "the session's ledger is empty: the first token follows nothing")
+        child = Session(session_id=new_session_id(), settings=settings, position=position, ephemeral=True)
+        self._sessions.open(child)
+        fork = partial(
+            self._engine.engine.fork,
+            *(parent.session_id, [child.session_id], position),
+            priority=settings.priority or 0,
+            salt=settings.cache_salt,
+        )
+        try:
+            await self._engine.call(fork)
+        except BaseException:
+            self._forget(child)
+            raise
+        return child
 
     async def _register(self, session: Session) -> None:
         try:
@@ -541,6 +700,44 @@ class Service:
         async with self.append(request, caller="", time_remaining=lambda: None) as turn:
             async for _ in turn:
                 pass
+
+    def _claim(self, request: GenerateRequest, caller: str) -> Claim:
+        return Claim(
+            request_id=request.request_id,
+            caller=caller,
+            content=content_of(request),
+            output=request.output,
+            policy=request.busy_policy,
+            patience=self._queue_timeout if request.queue_timeout is None else request.queue_timeout,
+            detach_grace=request.detach_grace,
+        )
+
+    async def _estimate(self, request: GenerateRequest, caller: str) -> Estimate:
+        """The path of a turn up to the engine's queue, in the same order. Raises what the turn would."""
+        claim = self._claim(request, caller)
+        if request.request_id and self._turns.known(claim):
+            return Estimate(admissible=True)  # that very turn runs or has run: it is read
+        self._refuse_when_draining()
+        session = self._sessions.get(request.session_id) if request.session_id else self._ephemeral(caller)
+        if session.ephemeral:
+            self._sessions.check_room([session.session_id])
+        self._turns.check_wait(session, claim)
+        self._check_position(session, request.expected_position)
+        prompt = await self._encode(session, request.input)
+        spec = self._orders.generate(
+            *(session, request, prompt), arrival=self._engine.engine.clock(), patience=claim.patience, sink=NoSink()
+        )
+        foresee = partial(self._engine.engine.foresee, spec, session.position, session.settings.cache_salt)
+        seen = await self._engine.call(foresee)
+        starts = seen.starts and not session.active
+        return Estimate(
+            admissible=starts,
+            refusal_reason="" if starts or claim.patience else QueueTimeout.reason,
+            to_compute_tokens=seen.to_compute,
+            needed_bytes=seen.claimed_pages * self._engine.engine.runner.page_bytes,
+            would_evict_bytes=seen.evicted_pages * self._engine.engine.runner.page_bytes,
+            time_to_first_token=seen.time_to_first_token,
+        )
 
     async def _begin(
         self,
@@ -600,13 +797,7 @@ class Service:
     async def _submit(self, turn: ActiveTurn, given: Input, order: Callable[[list[int], ActiveTurn], TurnSpec]) -> None:
         """Encode the input and hand the turn to the engine."""
         session = turn.session
-        encode = partial(
-            self._model.prompts.encode,
-            given,
-            ledger=self._engine.engine.tokens(session.session_id)[: session.position],
-            reply_open=session.reply_open,
-        )
-        prompt = await asyncio.to_thread(encode) if _is_long(given) else encode()
+        prompt = await self._encode(session, given)
         if turn.ended.is_set():
             return  # cancelled while it was encoded; its stream says so
         spec = order(prompt, turn)
@@ -618,9 +809,54 @@ class Service:
         turn.submitted = True
         self._engine.post(partial(self._engine.engine.submit, spec))
 
-    def _turn_ended(self, session: Session) -> None:
+    async def _encode(self, session: Session, given: Input) -> list[int]:
+        """What an input adds to a session's ledger; a long text is tokenized beside the event loop."""
+        encode = partial(
+            self._model.prompts.encode,
+            given,
+            ledger=self._engine.engine.tokens(session.session_id)[: session.position],
+            reply_open=session.reply_open,
+        )
+        return await asyncio.to_thread(encode) if _is_long(given) else encode()
+
+    # What watchers are told
+
+    def _turn_started(self, session: Session) -> None:
+        self._tell(EventType.TURN_STARTED, session, CALLER)
+
+    def _turn_ended(self, session: Session, reason: FinishReason | None) -> None:
+        """`reason` is None of a turn that never started: then nothing has happened."""
+        if reason:
+            self._tell(EventType.TURN_FINISHED, session, reason.name)
+        if session.leaving:
+            self._tell(EventType.DELETED, session, session.leaving)
         if session.ephemeral:
             self._forget(session)
+
+    def _cache_shrunk(self, session_ids: Iterable[str]) -> None:
+        for session in self._sessions:
+            if session.session_id in session_ids:
+                self._tell(EventType.CACHE_MOVED, session, "KV_PRESSURE")
+
+    def _tell_expiring(self) -> None:
+        for session in self._sessions.expiring(time.time(), self._limits.expiry_notice):
+            session.noticed = session.expire_time
+            self._tell(EventType.EXPIRING, session, "TTL")
+
+    def _tell_deleted(self, session: Session, reason: str) -> None:
+        """At once, or after the end of its turn."""
+        if session.active:
+            session.leaving = reason
+        else:
+            self._tell(EventType.DELETED, session, reason)
+
+    def _tell(self, kind: EventType, session: Session, reason: str) -> None:
+        if session.ephemeral:
+            return
+        view = self._view(session)
+        if kind is EventType.EXPIRED:
+            view = replace(view, state=SessionState.EXPIRED)
+        self.events.publish(kind, view, reason)
 
     def _count_end(self, session: Session, reason: str) -> None:
         self.stats.sessions_ended.add(reason)

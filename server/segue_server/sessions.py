@@ -126,6 +126,7 @@ class Session:
     forked_from: tuple[str, int] | None = None  # (session id, position)
     create_time: float = field(default_factory=time.time)
     last_used_time: float = field(default_factory=time.time)
+    leaving: str = ""  # why it has been deleted, while its turn is still on its way out
     noticed: float | None = None  # the expire_time that watchers have been told of
 
     @property

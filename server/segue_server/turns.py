@@ -46,13 +46,15 @@ class Turns:
         *,
         max_running: int,
         max_queued: int,
-        on_end: Callable[[Session], None],
+        on_start: Callable[[Session], None],
+        on_end: Callable[[Session, FinishReason | None], None],
     ) -> None:
-        """`on_end` is told when a session has no turn any more."""
+        """`on_end` is told when a session has no turn any more, and why; None when the turn never started."""
         self._engine = engine
         self._stats = stats
         self._max_running = max_running
         self._max_queued = max_queued
+        self._on_start = on_start
         self._on_end = on_end
         self._active: dict[str, ActiveTurn] = {}
         self._recent = RecentTurns()
@@ -128,13 +130,31 @@ class Turns:
         if session.active:
             session.active.forgotten = True
 
+    def check_wait(self, session: Session, claim: Claim) -> None:
+        """Would a claim be let in now, be it to wait? Raises QueueFull or SessionBusy, and counts nothing."""
+        self._check_queue()
+        if session.active:
+            self._check_policy(session.active, claim)
+
     def _refuse_beyond_queue(self) -> None:
+        try:
+            self._check_queue()
+        except QueueFull:
+            self._stats.rejections.add("queue_full")
+            raise
+
+    def _check_queue(self) -> None:
         """Turns that have not started but find a free place at the next step are not waiting."""
         free = max(0, self._max_running - self.running)
         if self.queued + self.waiting_behind >= self._max_queued + free:
-            self._stats.rejections.add("queue_full")
             message = f"{self._max_queued} turns are waiting, and that is the limit"
             raise QueueFull(message, quota=Quota("queued_requests", self._max_queued))
+
+    def _check_policy(self, active: ActiveTurn, claim: Claim) -> None:
+        """Does the claim wait for this turn? One on its way out is waited for under every policy."""
+        if claim.policy is BusyPolicy.REJECT and not active.leaving:
+            message = f"session {active.session.session_id!r} has a turn in flight"
+            raise SessionBusy(message, activeRequestId=active.request_id)
 
     async def _wait_behind(self, session: Session, claim: Claim) -> None:
         self.waiting_behind += 1
@@ -149,13 +169,11 @@ class Turns:
             self.waiting_behind -= 1
 
     async def _wait_for(self, session: Session, claim: Claim) -> None:
-        """Until the session has no other turn in flight. One on its way out is waited for under every policy."""
+        """Until the session has no other turn in flight."""
         while (active := session.active) is not None and active.request_id != claim.request_id:
             if claim.policy is BusyPolicy.REPLACE:
                 self.leave(active, CancelCause.REPLACED)
-            elif claim.policy is BusyPolicy.REJECT and not active.leaving:
-                message = f"session {session.session_id!r} has a turn in flight"
-                raise SessionBusy(message, activeRequestId=active.request_id)
+            self._check_policy(active, claim)
             await active.ended.wait()
 
     def leave(
@@ -202,6 +220,7 @@ class Turns:
                 turn.started = True
                 turn.start, turn.prompt_end = session.position, session.position + event.prompt_tokens
                 session.position = event.position + event.prompt_tokens
+                self._on_start(session)
             case Tokens():
                 session.position = event.position + len(event.token_ids)
             case Finished():
@@ -240,11 +259,15 @@ class Turns:
         if _is_repeatable(turn, event):
             self._recent.add(turn)
         turn.ended.set()
-        self._on_end(turn.session)
+        self._on_end(turn.session, _reason(event) if turn.started else None)
 
     def _poke(self) -> None:
         """A paused sequence may go on: wake the engine."""
         self._engine.post(_nothing)
+
+
+def _reason(event: Finished | Failed) -> FinishReason:
+    return event.finish_reason if isinstance(event, Finished) else FinishReason.ERROR
 
 
 def _is_repeatable(turn: ActiveTurn, event: Finished | Failed) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from segue_server.errors import FieldInvalid, FieldViolation
 from segue_server.requests import (
@@ -15,12 +15,15 @@ from segue_server.requests import (
     Input,
     ListSessionsRequest,
     OutputOptions,
+    ReadTokensRequest,
     RewindSessionRequest,
     SamplingParams,
+    ScoreTokensRequest,
     SessionSettings,
     StopConditions,
     TextInput,
     TokenInput,
+    WatchSessionsRequest,
 )
 from segue_server.sessions import new_session_id
 from segue_server.views import Limits
@@ -77,11 +80,7 @@ class Checker:
         if request.session_id:
             self.session_id("session_id", request.session_id)
         self.request_id(request.request_id)
-        self._short("display_name", request.display_name, MAX_NAME_CHARS)
-        if len(request.labels) > MAX_LABELS:
-            self.refuse("labels", f"at most {MAX_LABELS} labels, got {len(request.labels)}")
-        for key, value in list(request.labels.items())[:MAX_LABELS]:
-            self._short(f"labels[{key[:40]!r}]", key + value, MAX_LABEL_CHARS)
+        self.labels(request.display_name, request.labels)
         self.settings(request.settings, served_dtype)
         self.input("prefix", request.prefix)
 
@@ -120,11 +119,34 @@ class Checker:
         if (request.position is None) == (request.turn is None):
             self.refuse("to", "exactly one of position and turn must be given")
 
+    def read_tokens(self, request: ReadTokensRequest) -> None:
+        self.session_id("session_id", request.session_id)
+        self.within("start_position", request.start_position, 0, MAX_INT64)
+        self.within("end_position", request.end_position, request.start_position, MAX_INT64)
+
+    def watch(self, request: WatchSessionsRequest) -> None:
+        if request.session_id:
+            self.session_id("session_id", request.session_id)
+        self.within("after_sequence", request.after_sequence, 0, MAX_INT64)
+
+    def score(self, request: ScoreTokensRequest) -> None:
+        self.session_id("session_id", request.session_id)
+        self.token_ids("token_ids", request.token_ids)
+        self._not_empty("token_ids", request.token_ids)
+        self.within("top_logprobs", request.top_logprobs, 0, self.limits.max_top_logprobs)
+
     def list_sessions(self, request: ListSessionsRequest) -> None:
         if request.page_size < 0:
             self.refuse("page_size", f"must not be negative, got {request.page_size}")
 
     # Parts
+
+    def labels(self, display_name: str, labels: Mapping[str, str]) -> None:
+        self._short("display_name", display_name, MAX_NAME_CHARS)
+        if len(labels) > MAX_LABELS:
+            self.refuse("labels", f"at most {MAX_LABELS} labels, got {len(labels)}")
+        for key, value in list(labels.items())[:MAX_LABELS]:
+            self._short(f"labels[{key[:40]!r}]", key + value, MAX_LABEL_CHARS)
 
     def session_id(self, field: str, value: str) -> None:
         if not SESSION_ID.fullmatch(value):
@@ -209,8 +231,6 @@ class Checker:
         if given.context_policy is ContextPolicy.SLIDE and given.max_context_tokens is not None:
             below = given.max_context_tokens - 1
             self.within(f"{field}.keep_tokens", given.keep_tokens, 0, below, below=True)
-        if given.pinned:
-            self.refuse(f"{field}.pinned", "pinning is not among this server's capabilities")
         self.sampling(f"{field}.default_sampling", given.default_sampling)
         self.stop(f"{field}.default_stop", given.default_stop)
 

@@ -90,6 +90,8 @@ class ServiceBench:
         max_context_tokens: int = 1600,
         ttl: float = 600.0,
         slow_reader_limit: float = 30.0,
+        expiry_notice: float = 60.0,
+        max_pinned_bytes: int = 0,
     ) -> None:
         self.runner = FakeRunner(pages, vocab=BYTE_VOCAB)
         self.gate = Gate()
@@ -127,8 +129,8 @@ class ServiceBench:
             default_ttl=ttl,
             max_ttl=3600.0,
             tombstone_ttl=60.0,
-            expiry_notice=0.0,
-            max_pinned_bytes=0,
+            expiry_notice=expiry_notice,
+            max_pinned_bytes=max_pinned_bytes,
             prefill_chunk_tokens=step_tokens,
             block_tokens=16,
         )

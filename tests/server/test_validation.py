@@ -162,7 +162,6 @@ def test_inputs(given: Input, field: str) -> None:
         (SessionSettings(keep_tokens=-1), "keep_tokens"),
         (SessionSettings(kv_dtype="int8"), "kv_dtype"),
         (SessionSettings(context_policy=ContextPolicy.SLIDE, max_context_tokens=64, keep_tokens=63), "keep_tokens"),
-        (SessionSettings(pinned=True), "pinned"),
         (SessionSettings(default_sampling=SamplingParams(top_p=2)), "default_sampling.top_p"),
     ],
 )
