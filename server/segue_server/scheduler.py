@@ -14,9 +14,11 @@ from segue_model.paging import PAGE_TOKENS
 from segue_server.cache.pages import PageId, PagePool
 from segue_server.cache.prefix import PrefixIndex
 from segue_server.cache.session import SessionCache, pages_for
+from segue_server.cache.tiers import SegmentKey, Tier, Tiers
 from segue_server.sequence import Sequence, Turn
 
 ATTENTION_TOKENS = 4096  # depth at which attention costs as much as everything else, roughly, for small models
+RESTORES_A_STEP = 4  # segments: together they take less time than the prompt chunk that a step may compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,25 @@ class Work:
         return self.start + self.count == len(self.sequence.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring back `count` positions of a sequence, from `start` on, which is the beginning of a page."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    key: SegmentKey
+    offset: int  # of `start` in the segment
+
+
 @dataclass(slots=True)
 class Plan:
     """One step."""
 
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[PageId, PageId]] = field(default_factory=list)  # to be made before the pass
+    restores: list[Restore] = field(default_factory=list)  # to be made before the pass
+    relieved: bool = False  # idle KV went down a tier though nobody needed its pages yet
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -55,19 +70,35 @@ class Preview:
 
 @dataclass(slots=True)
 class Evictions:
-    """What pressure on the pool has cost so far."""
+    """What pressure on the pool has cost so far: what was dropped, and what could go down a tier."""
 
     count: int = 0
     pages: int = 0
     tokens: int = 0
+    moved: int = 0  # positions
 
 
 class Scheduler:
     """Owns the sequences, the queue and the pool. One thread only."""
 
-    def __init__(self, pool: PagePool, *, max_running: int, step_tokens: int) -> None:
-        """`step_tokens` bounds the tokens of a step, so that a long prompt never stalls the streams beside it."""
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_running: int,
+        step_tokens: int,
+        tiers: Tiers | None = None,
+        watermarks: tuple[float, float] = (0.9, 0.8),
+    ) -> None:
+        """`step_tokens` bounds the tokens of a step, so that a long prompt never stalls the streams beside it.
+
+        With `tiers` below the pool, idle KV goes down from the moment when more of the pool is held than the upper
+        watermark says, until it is no more than the lower one.
+        """
         self.pool = pool
+        self.tiers = tiers or Tiers(segment_tokens=16 * PAGE_TOKENS, token_bytes=1)
+        self._high, self._low = watermarks
+        self._relieving = False
         self.prefixes = PrefixIndex(pool)
         self.sequences: dict[str, Sequence] = {}
         self.waiting: list[Sequence] = []  # in the order of Turn.order
@@ -101,19 +132,22 @@ class Scheduler:
         child = self.open(session_id, priority=parent.priority, salt=parent.salt, now=now)
         child.tokens = parent.tokens[:position]
         child.cache.share_from(parent.cache, position)
-        child.seen = child.cache.computed
+        self.tiers.share(parent.session_id, session_id, position)
+        child.seen = max(child.cache.computed, min(parent.seen, position))
         return child
 
     def rewind(self, sequence: Sequence, position: int) -> None:
         """Cut the ledger back to `position`. Pages that others own are left to them."""
         before = sequence.tokens[: sequence.cache.computed]
         sequence.truncate(position)
+        self.tiers.truncate(sequence.session_id, position)
         self._let_go(sequence, before)
 
     def slide(self, sequence: Sequence, keep: int, drop: int) -> None:
         """Drop `drop` tokens after the first `keep`; a turn in flight moves with them."""
         before = sequence.tokens[: sequence.cache.computed]
         sequence.slide(keep, drop)
+        self.tiers.truncate(sequence.session_id, keep)
         self._let_go(sequence, before)
         if (turn := sequence.turn) is not None:
             turn.start, turn.prompt_end = max(keep, turn.start - drop), max(keep, turn.prompt_end - drop)
@@ -123,6 +157,7 @@ class Scheduler:
         if self.sequences[session_id].turn is not None:
             raise ValueError(f"session {session_id} has a turn in flight")
         sequence = self.sequences.pop(session_id)
+        self.tiers.close(session_id)
         return self.drop(sequence)
 
     def drop(self, sequence: Sequence, pages: int | None = None) -> int:
@@ -140,6 +175,18 @@ class Scheduler:
         if sequence.salt is not None:
             known = sequence.tokens[: sequence.cache.computed]
             self.prefixes.insert(sequence.salt, known, sequence.cache.pages, sequence.last_used)
+
+    def shed(self, sequence: Sequence, pages: int, tier: Tier | None = None) -> int:
+        """Take KV from a sequence's tail: a segment goes down a tier if there is room, else `pages` are dropped.
+
+        Returns the pages that became free.
+        """
+        cache = sequence.cache
+        start = max(0, cache.computed - 1) // self.tiers.segment_tokens * self.tiers.segment_tokens
+        table = cache.pages[start // PAGE_TOKENS : pages_for(cache.computed)]
+        if table and self.tiers.keep(sequence.session_id, start, cache.computed - start, table, tier):
+            pages = len(cache.pages) - start // PAGE_TOKENS
+        return self.drop(sequence, pages)
 
     def shared_pages(self, sequence: Sequence) -> int:
         """Pages of a sequence that other sequences hold too. A reader: safe from any thread."""
@@ -164,17 +211,21 @@ class Scheduler:
         sequence.turn = None
         sequence.last_used = now
         sequence.cache.trim()
+        self.tiers.unstage(sequence.session_id)
+        self.tiers.touch(sequence.session_id)
         self.index(sequence)
 
     def schedule(self, now: float) -> Plan:
         """Decide the next step and take the pages it needs."""
         plan = Plan()
         self._admit(plan, now)
+        self._restore(plan, now)
         counts = self._counts()
         for sequence in list(self.running):
             count = counts.get(sequence.session_id, 0)
             if count and sequence.running and self._reserve(sequence, sequence.cache.computed + count, plan, now):
                 plan.work.append(Work(sequence, sequence.cache.computed, count))
+        plan.relieved = self._relieve(now)
         return plan
 
     # Admission
@@ -202,7 +253,7 @@ class Scheduler:
         free = self.pool.free + sum(self.pool.references(page) == 1 for page in left)
         promised = sum(_missing(s) for s in self.running)
         return Preview(
-            reused=len(found) * PAGE_TOKENS if found else kept.computed,
+            reused=self._reach(sequence, len(found) * PAGE_TOKENS if found else kept.computed),
             claimed_pages=pages_for(turn.promise),
             evicted_pages=max(0, missing - max(0, free - promised)),
             fits=self._fits(sequence, found),
@@ -227,6 +278,7 @@ class Scheduler:
             turn.adopted = (len(found) - sequence.cache.computed // PAGE_TOKENS) * PAGE_TOKENS
             sequence.cache.adopt(found)
             sequence.seen = max(sequence.seen, sequence.cache.computed)
+        self._plan_restore(sequence)
         turn.running = True
         sequence.last_used = now
         _insert(self.running, sequence)
@@ -237,11 +289,77 @@ class Scheduler:
         needed += pages_for(_turn(sequence).promise) - len(found) if found else _missing(sequence)
         return needed <= self.pool.free or needed <= self.pool.free + self.evictable_pages(sequence, found)
 
+    # Restoring
+
+    def _plan_restore(self, sequence: Sequence) -> None:
+        """What of the turn's context lies below the pool, beyond what is in it, shall come back before it computes."""
+        turn, cache = _turn(sequence), sequence.cache
+        turn.restored, turn.restored_from = 0, None
+        turn.restore_end = self._reach(sequence, cache.computed)
+        if turn.restoring(cache.computed):
+            self.tiers.need(sequence.session_id, cache.computed, turn.restore_end)
+            self.rewind_pages(sequence)
+
+    def _reach(self, sequence: Sequence, computed: int) -> int:
+        """How far a turn gets with what lies below the pool, when it has `computed` positions in it."""
+        limit = min(_turn(sequence).reuse_limit, len(sequence.tokens) - 1)
+        return max(computed, min(self.tiers.reach(sequence.session_id, computed), limit))
+
+    def rewind_pages(self, sequence: Sequence) -> None:
+        """Give up a partly filled last page: what is restored begins with a page, and it holds those tokens too."""
+        before = sequence.tokens[: sequence.cache.computed]
+        sequence.cache.rewind(sequence.cache.computed // PAGE_TOKENS * PAGE_TOKENS)
+        self._let_go(sequence, before)
+
+    def _restore(self, plan: Plan, now: float) -> None:
+        """The next segments of running turns that can be had now; the disk is asked for what comes after them."""
+        for sequence in list(self.running):
+            turn = _turn(sequence)
+            while turn.restoring(sequence.cache.computed + turn.restore_planned) and turn.running:
+                if len(plan.restores) >= RESTORES_A_STEP or not self._restore_next(sequence, plan, now):
+                    break
+        for sequence in (*self.running, *self.waiting):
+            turn = _turn(sequence)
+            end = turn.restore_end if turn.running else min(turn.reuse_limit, len(sequence.tokens) - 1)
+            self.tiers.stage(sequence.session_id, sequence.cache.computed, end, urgent=turn.running)
+
+    def _restore_next(self, sequence: Sequence, plan: Plan, now: float) -> bool:
+        """Plan one segment. False: it is still being read, or it is gone."""
+        turn = _turn(sequence)
+        start = sequence.cache.computed + turn.restore_planned
+        slot = self.tiers.slot(sequence.session_id, start)
+        if slot is None:
+            turn.restore_end = 0  # lost on the way: the rest is computed
+            return False
+        segment = slot.segment
+        if segment.tier is Tier.DISK and not segment.ready:
+            return False
+        count = min(slot.end, turn.restore_end) - start
+        if not self._reserve(sequence, start + count, plan, now):
+            return False
+        plan.restores.append(Restore(sequence, start, count, segment.key, start - segment.start))
+        turn.restore_planned += count
+        return True
+
+    def restored(self, restore: Restore, *, found: bool) -> None:
+        """A planned restore has been made; or its bytes were not what they should be, and the rest is computed."""
+        sequence, turn = restore.sequence, _turn(restore.sequence)
+        turn.restore_planned -= restore.count
+        if not found:
+            turn.restore_end = 0
+            self.tiers.lost(restore.key)
+        elif restore.start == sequence.cache.computed:
+            slot = self.tiers.slot(sequence.session_id, restore.start)
+            sequence.advance(restore.count)
+            turn.restored += restore.count
+            turn.restored_from = _lower(turn.restored_from, slot.segment.tier if slot else None)
+            self.tiers.restored(sequence.session_id, restore.start)
+
     # Budget
 
     def _counts(self) -> dict[str, int]:
         """Tokens each running sequence gets: one for whoever needs only one, the rest of the budget for prompts."""
-        ready = [s for s in self.running if s.remaining and not _turn(s).paused]
+        ready = [s for s in self.running if s.remaining and not _turn(s).paused and not s.restoring]
         counts = {s.session_id: 1 for s in ready if s.remaining == 1}
         prompts = [s for s in ready if s.remaining > 1]
         budget = max(self._step_tokens - len(counts), PAGE_TOKENS)
@@ -275,11 +393,25 @@ class Scheduler:
         self.running.remove(sequence)
         turn = _turn(sequence)
         turn.running = False
+        turn.restore_end = turn.restore_planned = 0
+        plan.restores = [restore for restore in plan.restores if restore.sequence is not sequence]
         turn.promise = max(turn.promise, min(turn.limit, len(sequence.tokens) + PAGE_TOKENS))
         _insert(self.waiting, sequence)
         plan.preempted.append(sequence)
 
-    def _evict(self, pages: int, keep: Sequence, now: float) -> bool:
+    def _relieve(self, now: float) -> bool:
+        """Between the watermarks idle KV goes down a segment a step, before anybody has to wait for its pages."""
+        limit = (self._low if self._relieving else self._high) * self.pool.capacity
+        self._relieving = self.tiers.enabled and self.pool.held > limit and not self.waiting
+        if not self._relieving:
+            return False
+        pages, moved, before = self.tiers.segment_tokens // PAGE_TOKENS, self.evictions.moved, self.pool.held
+        while self._evict(pages, None, now, subtrees=False):
+            if self.evictions.moved > moved or self.pool.held <= max(limit, before - pages):
+                return True
+        return self.pool.held < before
+
+    def _evict(self, pages: int, keep: Sequence | None, now: float, *, subtrees: bool = True) -> bool:
         """Drop up to `pages` pages of whatever is cheapest to lose. False: there is nothing left.
 
         Sessions lose their tail first. A page that only the prefix index holds counts as an idle session of priority
@@ -288,15 +420,18 @@ class Scheduler:
         victim = min(self._evictable(keep), key=lambda s: _eviction_order(s, now), default=None)
         orphan = self.prefixes.oldest()
         if victim is None and orphan is None:
-            return self._evict_subtree()
+            return subtrees and self._evict_subtree()
         if victim is None or (orphan is not None and (0, orphan - now) <= _eviction_order(victim, now)):
             self.prefixes.evict_one()
             self._count_eviction(1, PAGE_TOKENS)
         else:
             before = victim.cache.computed
-            freed = self.drop(victim, pages)
+            freed = self.shed(victim, pages)
             self.shrunk.add(victim.session_id)
-            self._count_eviction(freed, before - victim.cache.computed)
+            if (kept := self.tiers.reach(victim.session_id, victim.cache.computed)) >= before:
+                self.evictions.moved += kept - victim.cache.computed
+            else:
+                self._count_eviction(freed, before - victim.cache.computed)
         return True
 
     def take_shrunk(self) -> set[str]:
@@ -322,7 +457,7 @@ class Scheduler:
         """
         kept: set[PageId] = set()
         for sequence in self.sequences.values():
-            if sequence.running or sequence.pinned:
+            if sequence.running or sequence.pinned or sequence.guards:
                 kept.update(sequence.cache.pages)
         if keep is not None:
             whole = keep.cache.computed // PAGE_TOKENS
@@ -331,17 +466,22 @@ class Scheduler:
 
     def _evictable(self, keep: Sequence | None) -> Iterator[Sequence]:
         return (
-            s for s in self.sequences.values() if s.cache.pages and not s.running and not s.pinned and s is not keep
+            s
+            for s in self.sequences.values()
+            if s.cache.pages and not s.running and not s.pinned and not s.guards and s is not keep
         )
 
     def check_integrity(self) -> None:
         """Every page has the owners its count says, every turn is in one place. Raises AssertionError."""
         owners = [s.cache.pages for s in self.sequences.values()]
         self.pool.check_integrity([*owners, self.prefixes.owned()])
+        self.tiers.check_integrity()
         for sequence in self.sequences.values():
             places = (sequence in self.running) + (sequence in self.waiting)
             if places != (sequence.turn is not None):
                 raise AssertionError(f"session {sequence.session_id}: in {places} places, turn {sequence.turn}")
+            if sequence.turn and sequence.turn.restore_planned:
+                raise AssertionError(f"session {sequence.session_id}: a restore was planned and not made")
             if not sequence.cache.computed <= min(len(sequence.tokens), len(sequence.cache.pages) * PAGE_TOKENS):
                 raise AssertionError(f"session {sequence.session_id}: computed {sequence.cache.computed} is too far")
 
@@ -370,3 +510,7 @@ def _eviction_order(sequence: Sequence, now: float) -> tuple[int, float]:
 def _insert(queue: list[Sequence], sequence: Sequence) -> None:
     """Keep a queue in the order of its turns; equal ones stay in the order of arrival."""
     insort_right(queue, sequence, key=lambda s: _turn(s).order)
+
+
+def _lower(one: Tier | None, other: Tier | None) -> Tier | None:
+    return max((tier for tier in (one, other) if tier), key=lambda tier: tier.value, default=None)

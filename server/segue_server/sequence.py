@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from segue_server.cache.session import SessionCache
+from segue_server.cache.tiers import Tier
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,9 +26,17 @@ class Turn:
     time_limit: float = float("inf")  # seconds from admission
     reads_prefixes: bool = True  # may take over pages that other sessions computed
     adopted: int = 0  # positions that it took over in its last admission
+    restore_end: int = 0  # KV up to here comes from a lower tier before anything is computed
+    restore_planned: int = 0  # positions whose restore the step in progress makes
+    restored: int = 0  # positions that came from lower tiers in its last admission
+    restored_from: Tier | None = None  # the lowest of those tiers
     paused: bool = False  # its reader is too slow
     admitted: float | None = None  # None while it waits for its first admission
     running: bool = False
+
+    def restoring(self, computed: int) -> bool:
+        """KV still has to come from a lower tier."""
+        return computed < self.restore_end
 
     @property
     def order(self) -> tuple[int, float]:
@@ -45,6 +54,7 @@ class Sequence:
     turn: Turn | None = None
     priority: int = 0  # of the session, for eviction
     pinned: bool = False
+    guards: int = 0  # who reads its KV just now: nothing of it goes
     salt: str | None = None  # pages are shared with sequences of the same salt only; None = with nobody
     last_used: float = 0.0
     seen: int = 0  # positions that have been computed at some time, though their KV may be gone
@@ -57,6 +67,10 @@ class Sequence:
     @property
     def running(self) -> bool:
         return self.turn is not None and self.turn.running
+
+    @property
+    def restoring(self) -> bool:
+        return self.turn is not None and self.turn.restoring(self.cache.computed)
 
     def advance(self, tokens: int) -> None:
         """Note that a forward pass has computed the next positions."""

@@ -5,6 +5,8 @@
     └──────────────┘ ◀────── └──────────────────────────────┘ ──┘
                      release: -1, back to the list at 0
 
+The pool may be told to hand out fewer pages than it has (`resize`); the others stay in the free list.
+
 Invariant: a page is in the free list exactly when its count is 0, and its count is the number of page tables (or
 other owners) that name it. `check_integrity` runs it against the owners themselves.
 """
@@ -28,12 +30,24 @@ class PagePool:
             raise ValueError(f"a pool needs at least 1 page, got {num_pages}")
         self.num_pages = num_pages
         self._references = [0] * num_pages
+        self._withheld = 0
         self._free = [PageId(p) for p in range(num_pages - 1, -1, -1)]  # a stack: the last released is the first reused
 
     @property
+    def capacity(self) -> int:
+        """Pages that may be held at once."""
+        return self.num_pages - self._withheld
+
+    def resize(self, capacity: int) -> None:
+        """Hand out at most so many pages. Raises ValueError for less than are held, or more than there are."""
+        if not max(1, self.held) <= capacity <= self.num_pages:
+            raise ValueError(f"capacity must be in {max(1, self.held)} .. {self.num_pages}, got {capacity}")
+        self._withheld = self.num_pages - capacity
+
+    @property
     def free(self) -> int:
-        """Pages nobody holds."""
-        return len(self._free)
+        """Pages that can be taken."""
+        return len(self._free) - self._withheld
 
     @property
     def held(self) -> int:
@@ -46,8 +60,8 @@ class PagePool:
 
     def take(self, count: int) -> list[PageId]:
         """Take `count` pages, each with one owner. All or nothing: raises OutOfPages."""
-        if count > len(self._free):
-            raise OutOfPages(f"asked for {count} pages, {len(self._free)} of {self.num_pages} are free")
+        if count > self.free:
+            raise OutOfPages(f"asked for {count} pages, {self.free} of {self.capacity} are free")
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._references[page] = 1

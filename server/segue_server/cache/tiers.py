@@ -237,18 +237,29 @@ class Tiers:
 
     # Up
 
-    def stage(self, session_id: str, start: int, end: int) -> None:
-        """Have what lies on disk of these positions read ahead, as far as memory for it allows."""
+    def need(self, session_id: str, start: int, end: int) -> None:
+        """These positions are about to be restored: their segments go last."""
+        for slot in list(self.slots(session_id, start)):
+            if slot.segment.start < end:
+                slot.segment.spare = False
+                self.use[slot.segment.tier].segments.move_to_end(slot.segment.key)
+
+    def stage(self, session_id: str, start: int, end: int, *, urgent: bool = False) -> None:
+        """Have what lies on disk of these positions read ahead, as far as memory for it allows.
+
+        With `urgent` one segment is read in any case: somebody waits for it, and for nothing else.
+        """
         for slot in self.slots(session_id, start):
             segment = slot.segment
             if segment.start >= end:
                 return
             if segment.tier is Tier.DISK and not segment.asked:
-                if self._staged and self._staged + segment.size > STAGE_BYTES:
+                if self._staged + segment.size > STAGE_BYTES and not urgent:
                     return
                 segment.asked = True
                 self._staged += segment.size
                 self._orders.append(Read(segment.key))
+            urgent = False
 
     def unstage(self, session_id: str) -> None:
         """Let go of what was read ahead."""
