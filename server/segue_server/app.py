@@ -73,8 +73,9 @@ def load(config: ServerConfig) -> tuple[ServedModel, Runner]:
 
 def limits_of(config: ServerConfig, served: ServedModel, runner: Runner) -> Limits:
     """What the server declares and validates against."""
+    capacity = runner.num_pages * runner.page_bytes
     return Limits(
-        kv_budget_bytes=runner.num_pages * runner.page_bytes,
+        kv_budget_bytes=capacity,
         max_sessions=config.max_sessions,
         max_running_requests=config.max_running,
         max_queued_requests=config.max_queued,
@@ -86,8 +87,8 @@ def limits_of(config: ServerConfig, served: ServedModel, runner: Runner) -> Limi
         default_ttl=config.default_ttl,
         max_ttl=config.max_ttl,
         tombstone_ttl=config.tombstone_ttl,
-        expiry_notice=0.0,
-        max_pinned_bytes=0,
+        expiry_notice=config.expiry_notice,
+        max_pinned_bytes=capacity // 4 if config.max_pinned_bytes is None else config.max_pinned_bytes,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         block_tokens=PAGE_TOKENS,
     )

@@ -36,6 +36,8 @@ class ServerConfig:
     queue_timeout: float = 300.0
     default_ttl: float = 3600.0
     max_ttl: float = 7 * 24 * 3600.0
+    expiry_notice: float = 60.0
+    max_pinned_bytes: int | None = None  # None = a quarter of the pool
     tombstone_ttl: float = 3600.0
     slow_reader_limit: float = 30.0
     drain_grace: float = 20.0
@@ -44,6 +46,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in ("port", "admin_port", "metrics_port"):
             self._require(name, "be between 0 and 65535", lambda value: 0 <= value <= 65535)
+        self._require("max_pinned_bytes", "not be negative", lambda value: value is None or value >= 0)
         for name in _ABOVE_ZERO:
             self._require(name, "be above 0", lambda value: value > 0)  # NaN is not
         for name in _NOT_NEGATIVE:
@@ -84,6 +87,8 @@ _HELP = {
     "queue_timeout": "seconds a turn waits for a place unless its request says otherwise",
     "default_ttl": "seconds of idleness after which a session expires",
     "max_ttl": "longest ttl a session may ask for",
+    "expiry_notice": "seconds before a session expires at which those who watch are told",
+    "max_pinned_bytes": "bytes of KV that pinned sessions may take; default: a quarter of the pool",
     "tombstone_ttl": "seconds an expired session still answers SESSION_EXPIRED",
     "slow_reader_limit": "seconds a turn may be paused by a reader that does not read",
     "drain_grace": "seconds running turns get after SIGTERM",
@@ -93,7 +98,10 @@ _ABOVE_ZERO = (
     *("kv_bytes", "max_running", "max_sessions", "prefill_chunk_tokens"),
     *("default_ttl", "max_ttl", "slow_reader_limit"),
 )
-_NOT_NEGATIVE = ("threads", "max_context_tokens", "max_queued", "queue_timeout", "tombstone_ttl", "drain_grace")
+_NOT_NEGATIVE = (
+    *("threads", "max_context_tokens", "max_queued", "queue_timeout"),
+    *("expiry_notice", "tombstone_ttl", "drain_grace"),
+)
 _CHOICES = {
     "runner": ("auto", "native", "torch"),
     "dtype": ("float32", "bfloat16"),
@@ -107,8 +115,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """One option per field of ServerConfig."""
     for item in fields(ServerConfig):
         default = item.default
-        kind = Path if item.name == "model" else parse_bytes if item.name == "kv_bytes" else type(default)
-        shown = _HELP[item.name] + ("" if item.name == "model" else f" (default: {default})")
+        kind = _KINDS.get(item.name, type(default))
+        shown = _HELP[item.name] + ("" if default is None else f" (default: {default})")
         choices = _CHOICES.get(item.name)
         parser.add_argument(f"--{_option(item.name)}", type=kind, default=default, choices=choices, help=shown)
 
@@ -133,6 +141,18 @@ def parse_bytes(text: str) -> int:
         if number.endswith(unit):
             return _positive(number.removesuffix(unit), factor, text)
     return _positive(number, 1, text)
+
+
+def _bytes_or_none_at_all(text: str) -> int:
+    """As `parse_bytes`, and 0."""
+    return 0 if text.strip() == "0" else parse_bytes(text)
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    "model": Path,
+    "kv_bytes": parse_bytes,
+    "max_pinned_bytes": _bytes_or_none_at_all,
+}
 
 
 def _positive(number: str, factor: int, text: str) -> int:

@@ -125,7 +125,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSession(self, request, context):
-        """Changes ttl/expire_time, priority, display_name, labels, commit and context policy.
+        """Changes name, labels and settings, but for kv_dtype and cache_salt. No use of the session: its TTL runs on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,7 +181,8 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSessions(self, request, context):
-        """State changes: created, busy, idle, moved, expiring soon, expired, deleted.
+        """State changes: created, busy, idle, moved, expiring soon, expired, deleted. Not of ephemeral sessions. Headers come
+        at once: what happens after them is told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

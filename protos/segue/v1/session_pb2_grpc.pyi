@@ -42,7 +42,7 @@ class SessionServiceStub:
     ListSessions: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListSessionsRequest, _session_pb2.ListSessionsResponse]
     """Sessions the caller may see, a page at a time."""
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.Session]
-    """Changes ttl/expire_time, priority, display_name, labels, commit and context policy."""
+    """Changes name, labels and settings, but for kv_dtype and cache_salt. No use of the session: its TTL runs on."""
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]
     """Idempotent with allow_missing. Cancels a turn in flight when force is set, else ABORTED/SESSION_BUSY."""
     ForkSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.ForkSessionRequest, _session_pb2.ForkSessionResponse]
@@ -58,7 +58,9 @@ class SessionServiceStub:
     ImportSession: _grpc.StreamUnaryMultiCallable[_session_pb2.ImportSessionRequest, _session_pb2.Session]
     """First message: header; then chunks. The session appears only after the checksum matched."""
     WatchSessions: _grpc.UnaryStreamMultiCallable[_session_pb2.WatchSessionsRequest, _session_pb2.SessionEvent]
-    """State changes: created, busy, idle, moved, expiring soon, expired, deleted."""
+    """State changes: created, busy, idle, moved, expiring soon, expired, deleted. Not of ephemeral sessions. Headers come
+    at once: what happens after them is told.
+    """
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
@@ -74,7 +76,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     ListSessions: _aio.UnaryUnaryMultiCallable[_session_pb2.ListSessionsRequest, _session_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """Sessions the caller may see, a page at a time."""
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
-    """Changes ttl/expire_time, priority, display_name, labels, commit and context policy."""
+    """Changes name, labels and settings, but for kv_dtype and cache_salt. No use of the session: its TTL runs on."""
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]  # type: ignore[assignment]
     """Idempotent with allow_missing. Cancels a turn in flight when force is set, else ABORTED/SESSION_BUSY."""
     ForkSession: _aio.UnaryUnaryMultiCallable[_session_pb2.ForkSessionRequest, _session_pb2.ForkSessionResponse]  # type: ignore[assignment]
@@ -90,7 +92,9 @@ class SessionServiceAsyncStub(SessionServiceStub):
     ImportSession: _aio.StreamUnaryMultiCallable[_session_pb2.ImportSessionRequest, _session_pb2.Session]  # type: ignore[assignment]
     """First message: header; then chunks. The session appears only after the checksum matched."""
     WatchSessions: _aio.UnaryStreamMultiCallable[_session_pb2.WatchSessionsRequest, _session_pb2.SessionEvent]  # type: ignore[assignment]
-    """State changes: created, busy, idle, moved, expiring soon, expired, deleted."""
+    """State changes: created, busy, idle, moved, expiring soon, expired, deleted. Not of ephemeral sessions. Headers come
+    at once: what happens after them is told.
+    """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """A session is an append-only ledger of tokens plus a KV cache that is only an optimisation of it:
@@ -127,7 +131,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.UpdateSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.Session, _abc.Awaitable[_session_pb2.Session]]:
-        """Changes ttl/expire_time, priority, display_name, labels, commit and context policy."""
+        """Changes name, labels and settings, but for kv_dtype and cache_salt. No use of the session: its TTL runs on."""
 
     @_abc_1.abstractmethod
     def DeleteSession(
@@ -191,6 +195,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.WatchSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.SessionEvent], _abc.AsyncIterator[_session_pb2.SessionEvent]]:
-        """State changes: created, busy, idle, moved, expiring soon, expired, deleted."""
+        """State changes: created, busy, idle, moved, expiring soon, expired, deleted. Not of ephemeral sessions. Headers come
+        at once: what happens after them is told.
+        """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
