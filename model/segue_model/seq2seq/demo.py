@@ -36,8 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     console = Console(highlight=False)
     try:
-        if options.plot and importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("--plot needs matplotlib: pip install 'segue[train]'")
+        _check_plot(options.plot)
         task, model = _loaded(options.load) if options.load else _trained(options, console)
     except (ConfigError, CheckpointError) as error:
         console.print(f"demo: {error}", markup=False)
@@ -52,18 +51,35 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m segue_model.seq2seq.demo", description=__doc__)
-    parser.add_argument("--steps", type=int, default=1200, help="training batches (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=2000, help=_WARMUP)
-    parser.add_argument("--batch", type=int, default=64, help="sequences in a batch (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=64, help="d_model (default: %(default)s)")
+    parser.add_argument("--steps", type=_count, default=1200, help="training batches (default: %(default)s)")
+    parser.add_argument("--warmup", type=_count, default=2000, help=_WARMUP)
+    parser.add_argument("--batch", type=_count, default=64, help="sequences in a batch (default: %(default)s)")
+    parser.add_argument("--dim", type=_count, default=64, help="d_model (default: %(default)s)")
     parser.add_argument("--norm", choices=("post", "pre"), default="post", help="default: %(default)s, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches, dropout and checks (default: 0)")
-    parser.add_argument("--beams", type=int, default=1, help="of the check; 1 = greedy (default: %(default)s)")
-    parser.add_argument("--checks", type=int, default=100, help="held-out sequences per length (default: %(default)s)")
+    parser.add_argument("--beams", type=_count, default=1, help="of the check; 1 = greedy (default: %(default)s)")
+    parser.add_argument(
+        "--checks", type=_count, default=100, help="held-out sequences per length (default: %(default)s)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="cross-attention of all heads; needs matplotlib")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the trained model")
     parser.add_argument("--load", type=Path, metavar="DIR", help="decode with a saved model instead of training")
     return parser
+
+
+def _check_plot(path: Path | None) -> None:
+    """Rather now than after the training."""
+    if path and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'segue[train]'")
+    if path and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {path.absolute().parent}")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
 
 
 def _trained(options: argparse.Namespace, console: Console) -> tuple[Reversal, Transformer]:
@@ -120,7 +136,7 @@ def _check(model: Transformer, task: Reversal, options: argparse.Namespace, cons
     }
     matched = sum(shares[length] for length in trained) / len(trained)
     console.print(
-        f"\nexact match on {options.checks} held-out sequences of each length: {matched:.1%} in the trained range"
+        f"\nexact match, {options.checks} held-out sequences of each length: {matched:.1%} of trained lengths"
     )
     console.print("  trained: " + "  ".join(f"{n}: {shares[n]:.0%}" for n in trained))
     console.print("  longer:  " + "  ".join(f"{n}: {shares[n]:.0%}" for n in beyond))

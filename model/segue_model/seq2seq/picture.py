@@ -36,4 +36,4 @@ def save_png(path: Path, weights: Sequence[torch.Tensor], rows: Sequence[str], c
             panel.set_yticks(range(len(rows)), rows, fontsize=7)
     figure.supxlabel("source position")
     figure.supylabel("decoder step")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

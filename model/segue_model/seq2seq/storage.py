@@ -5,7 +5,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model
+from safetensors.torch import save as to_bytes
 
 from segue_model.checkpoint import CheckpointError
 from segue_model.config import ConfigError
@@ -17,10 +18,11 @@ _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 def save(model: Transformer, folder: Path) -> None:
-    """Write the folder, made if need be. Shared matrices are stored once."""
+    """Write the folder, made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _CONFIG).write_text(json.dumps(asdict(model.config), indent=2) + "\n", encoding="utf-8")
-    save_model(model, str(folder / _WEIGHTS))
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}  # shared ones once
+    (folder / _WEIGHTS).write_bytes(to_bytes(parameters))
 
 
 def load(folder: Path) -> Transformer:

@@ -17,17 +17,17 @@ from segue_model.config import ConfigError, DecoderConfig
 from segue_model.decoder import Decoder
 from segue_model.train.curve import save_curve
 from segue_model.train.export import export
-from segue_model.train.recipe import Progress, Recipe, train
+from segue_model.train.recipe import Diverged, Progress, Recipe, train
 from segue_model.train.text import Corpus, TextError
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 trained and written, 2 an option or the text cannot work."""
+    """Exit codes: 0 trained and written, 2 an option or the text cannot work, or the training diverged."""
     options = _parser().parse_args(words)
     console = Console(highlight=False)
     try:
         _run(options, console)
-    except (ConfigError, TextError, OSError, UnicodeDecodeError) as error:
+    except (ConfigError, TextError, Diverged, OSError, UnicodeDecodeError) as error:
         console.print(f"train: {error}", markup=False)
         return 2
     return 0

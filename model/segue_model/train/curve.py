@@ -20,4 +20,4 @@ def save_curve(path: Path, history: Sequence[Progress], vocab_size: int) -> None
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per token")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

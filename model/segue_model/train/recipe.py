@@ -45,6 +45,10 @@ class Recipe:
         return self.rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
+class Diverged(ValueError):
+    """Training has left the range of numbers; says where."""
+
+
 class Progress(NamedTuple):
     """After a step; losses in nats per token."""
 
@@ -54,7 +58,7 @@ class Progress(NamedTuple):
 
 
 def train(model: Decoder, corpus: Corpus, recipe: Recipe, seed: int) -> Iterator[Progress]:
-    """Train in place, one step for each value taken."""
+    """Train in place, one step for each value taken. Raises Diverged when the loss is no number any more."""
     optimizer = torch.optim.AdamW(_groups(model, recipe.weight_decay), lr=recipe.rate, betas=(0.9, 0.95))
     batches = corpus.batches(recipe.context, recipe.batch, torch.Generator().manual_seed(seed))
     windows = corpus.validation_windows(recipe.context, _VALIDATION_WINDOWS)
@@ -62,6 +66,8 @@ def train(model: Decoder, corpus: Corpus, recipe: Recipe, seed: int) -> Iterator
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate_at(step)
         loss = _loss(model, next(batches))
+        if not bool(loss.isfinite()):
+            raise Diverged(f"the loss of step {step} is {loss.item()}: lower --rate or raise --warmup")
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)

@@ -78,6 +78,14 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "task.json" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.parametrize("option", ["--steps", "--warmup", "--batch", "--dim", "--beams", "--checks"])
+def test_counts_below_one_are_refused_by_name(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse says which option, and exits with 2."""
+    with pytest.raises(SystemExit, match="2"):
+        main([option, "0"])
+    assert f"{option}: must be at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.soak
 def test_the_demonstration_as_documented() -> None:
     """With its defaults it reaches 99 % on held-out sequences; main says so by its exit code."""

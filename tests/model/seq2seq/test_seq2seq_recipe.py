@@ -152,7 +152,7 @@ def test_held_out_sequences_are_in_no_batch() -> None:
 
 @pytest.mark.parametrize("share", [False, True])
 def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path, share: bool) -> None:
-    """safetensors + config; shared matrices are stored once and shared again."""
+    """safetensors + config; shared matrices are stored once and shared again; files follow the umask."""
     model = small_model(share_embeddings=share, key_dim=5, norm="pre").eval()
     save(model, tmp_path / "model")
     loaded = load(tmp_path / "model")
@@ -161,7 +161,9 @@ def test_a_saved_model_comes_back_bit_for_bit(tmp_path: Path, share: bool) -> No
         assert torch.equal(loaded(source, target), model(source, target))
     assert loaded.config == model.config
     assert (loaded.source_embedding.weight is loaded.head.weight) == share
-    assert {file.name for file in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+    config, weights = sorted((tmp_path / "model").iterdir())
+    assert (config.name, weights.name) == ("config.json", "model.safetensors")
+    assert weights.stat().st_mode == config.stat().st_mode
 
 
 def test_a_damaged_folder_is_refused_by_name(tmp_path: Path) -> None:

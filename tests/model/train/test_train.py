@@ -11,7 +11,7 @@ from segue_model.decoder import Decoder
 from segue_model.train.__main__ import main
 from segue_model.train.curve import save_curve
 from segue_model.train.export import export
-from segue_model.train.recipe import Progress, Recipe, _groups, train
+from segue_model.train.recipe import Diverged, Progress, Recipe, _groups, train
 from segue_model.train.text import END, Corpus, TextError, train_tokenizer
 
 TEXT = "".join(f"{n} and {n + 1} make {2 * n + 1}.\n" for n in range(400))
@@ -94,6 +94,14 @@ def test_training_starts_at_ln_v_learns_and_repeats() -> None:
     assert first[0].loss == pytest.approx(math.log(300), abs=0.1)
     assert first[-1].loss < 0.8 * math.log(300)
     assert [at.step for at in first if at.validation is not None] == [20, 30]
+
+
+def test_a_diverged_training_stops_and_says_where() -> None:
+    """Numbers that are none must not be written as a model."""
+    model = Decoder(tiny_config())
+    torch.nn.init.constant_(model.norm.weight, math.inf)
+    with pytest.raises(Diverged, match=r"step 1 .*lower --rate"):
+        next(train(model, corpus(), Recipe(steps=3, context=16), 0))
 
 
 def test_gains_of_norms_do_not_decay() -> None:
