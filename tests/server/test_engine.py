@@ -14,6 +14,7 @@ from segue_model.sampling import Sampling, token_logprobs
 from segue_server.errors import EngineError, QueueTimeout, SessionNotFound
 from segue_server.events import Failed, Finished, Prefill, Queued, Started, Tokens
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
+from segue_server.scheduler import Plan
 from segue_server.text import OutputText
 
 VOCAB = 50
@@ -179,6 +180,38 @@ def test_preemption_happens_is_counted_and_repeats_no_event() -> None:
     assert young.tokens == plain(range(40), 400)
     check_events(old)
     check_events(young)
+
+
+def test_a_turn_that_gives_way_in_its_prompt_reports_and_scores_each_position_once() -> None:
+    """It loses pages in the middle of a chunk's work, so that chunks are computed again across the old borders."""
+    bench = Bench(step_tokens=32)
+    bench.open()
+    sink = bench.submit(tokens := [n % VOCAB for n in range(150)], prompt_logprobs=True, max_tokens=5)
+    sequence = bench.scheduler.sequences["s"]
+    for lost in (1, 3):
+        for _ in range(2):
+            bench.step()
+        bench.scheduler._preempt(sequence, Plan())
+        bench.scheduler.drop(sequence, lost)
+    bench.run(sink)
+    check_events(sink)
+    got = [(p.token_id, p.logprob) for event in sink.all(Prefill) for p in event.prompt_logprobs]
+    assert got == expected_logprobs(tokens, 0)
+    assert sink.tokens == plain(tokens, 5)
+
+
+def test_a_turn_that_gives_way_in_its_answer_does_not_report_its_prompt_again() -> None:
+    bench = Bench(step_tokens=32)
+    bench.open()
+    sink = bench.submit(range(VOCAB), max_tokens=20)
+    while len(sink.tokens) < 9:
+        bench.step()
+    sequence = bench.scheduler.sequences["s"]
+    bench.scheduler._preempt(sequence, Plan())
+    bench.scheduler.drop(sequence)
+    bench.run(sink)
+    check_events(sink)
+    assert sink.tokens == plain(range(VOCAB), 20)
 
 
 def test_evicted_kv_is_recomputed_told_and_counted() -> None:
@@ -486,6 +519,10 @@ def test_appending_computes_without_sampling_and_deferring_computes_nothing() ->
     end = finish(bench, sink := bench.submit(range(30), samples=False, max_tokens=0))
     assert sink.tokens == []
     assert (end.position, end.cache.cached_tokens, end.finish_reason) == (30, 30, FinishReason.MAX_TOKENS)
+    bench.run(first := bench.submit([], max_tokens=1))
+    assert first.one(Started).to_compute_tokens == 1, "KV says nothing about the next token"
+    assert first.tokens == plain(range(30), 1)
+    bench.scheduler.rewind(bench.scheduler.sequences["s"], 30)
     steps = len(bench.runner.steps)
     deferred = bench.submit(range(20), samples=False, max_tokens=0, defer_compute=True)
     assert deferred.one(Finished).position == 50

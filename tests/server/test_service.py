@@ -275,7 +275,7 @@ async def test_leaving_early_frees_session_and_pages_at_every_moment(
 
 
 async def test_a_turn_cancelled_while_its_text_is_encoded_never_reaches_the_engine(serve: Serve) -> None:
-    async with serve(max_context_tokens=1600) as bench:
+    async with serve(max_context_tokens=12_000, pages=800) as bench:  # it would fit, and run
         await bench.create()
         task = spawn(bench.ask(input=LONG, request_id="late"))
         await asyncio.sleep(0)
