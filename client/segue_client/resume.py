@@ -23,7 +23,7 @@ from segue_client.failures import is_broken
 
 FIRST_PAUSE = 0.05  # seconds, doubled with each try in vain
 LONGEST_PAUSE = 2.0
-REPEATS = 2  # of a turn that has said nothing; gRPC's own retries come on top of each
+UNHEARD = 5.0  # seconds a turn that has said nothing is sent again; gRPC's own retries come on top
 
 
 class Resumption:
@@ -52,8 +52,8 @@ class Resumption:
         self._tries += 1
         self._broken_since = now if self._broken_since is None else self._broken_since
         pause = min(math.ldexp(FIRST_PAUSE, self._tries - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311
-        hopeless = now + pause >= min(self._broken_since + self._grace, self._deadline)
-        if hopeless or not is_broken(failure) or (not record.begun and self._tries > REPEATS):
+        patience = self._grace if record.begun else min(self._grace, UNHEARD)
+        if not is_broken(failure) or now + pause >= min(self._broken_since + patience, self._deadline):
             raise failure
         return pause
 
