@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -298,7 +298,7 @@ class Service:
         self._tell(EventType.REWOUND, session, CALLER)
         return self._view(session)
 
-    async def read_tokens(self, request: ReadTokensRequest) -> AsyncIterator[TokenChunk]:
+    async def read_tokens(self, request: ReadTokensRequest) -> AsyncGenerator[TokenChunk, None]:
         """The ledger as it is when asked for, as far as it has been put on a stream; no use of the session."""
         checker = self._checker()
         checker.read_tokens(request)
@@ -317,7 +317,7 @@ class Service:
         for chunk in chunks(tokens[start:end], start, spans, text):
             yield chunk
 
-    def watch_sessions(self, request: WatchSessionsRequest) -> AsyncIterator[SessionEvent]:
+    def watch_sessions(self, request: WatchSessionsRequest) -> AsyncGenerator[SessionEvent, None]:
         """What happens from now on, or after the event that the caller has; the watch of one session ends with it.
 
         Raises SessionNotFound or SessionExpired when no event is kept of it either, and EventHistoryLost.

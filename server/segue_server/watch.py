@@ -8,7 +8,7 @@ told so, EventHistoryLost, and lists the sessions anew. Events are numbered from
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -83,7 +83,7 @@ class EventHub:
         self._check(after)
         return after
 
-    async def watch(self, after: int, session_id: str = "") -> AsyncIterator[SessionEvent]:
+    async def watch(self, after: int, session_id: str = "") -> AsyncGenerator[SessionEvent, None]:
         """Events after `after`, of one session until its end or of all; waits for more.
 
         Raises EventHistoryLost when the log has overtaken the watcher, and what `close` was given.

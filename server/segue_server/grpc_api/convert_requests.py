@@ -4,8 +4,10 @@
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from segue.v1 import generation_pb2, session_pb2, types_pb2
@@ -23,12 +25,16 @@ from segue_server.requests import (
     Input,
     ListSessionsRequest,
     OutputOptions,
+    ReadTokensRequest,
     RewindSessionRequest,
     SamplingParams,
+    ScoreTokensRequest,
     SessionSettings,
     StopConditions,
     TextInput,
     TokenInput,
+    UpdateSessionRequest,
+    WatchSessionsRequest,
 )
 from segue_server.views import SessionState
 
@@ -82,6 +88,35 @@ def fork_session_request(form: Form, message: session_pb2.ForkSessionRequest) ->
     return ForkSessionRequest(settings=_settings(form, message.settings), **given)
 
 
+def update_session_request(form: Form, message: session_pb2.UpdateSessionRequest) -> UpdateSessionRequest:
+    """Of the session only what the mask names is looked at."""
+    named = session_pb2.Session()
+    FieldMask(paths=filter(_is_session_field, message.update_mask.paths)).MergeMessage(message.session, named)
+    return UpdateSessionRequest(
+        session_id=message.session.session_id,
+        paths=tuple(message.update_mask.paths),
+        etag=message.session.etag,
+        display_name=named.display_name,
+        labels=dict(named.labels),
+        settings=_settings(form, named.settings),
+    )
+
+
+def read_tokens_request(_form: Form, message: session_pb2.ReadSessionTokensRequest) -> ReadTokensRequest:
+    given = _given(message, "start_position", "end_position", "return_text")
+    return ReadTokensRequest(session_id=message.session_id, **given)
+
+
+def watch_sessions_request(_form: Form, message: session_pb2.WatchSessionsRequest) -> WatchSessionsRequest:
+    return WatchSessionsRequest(**_given(message))
+
+
+def score_tokens_request(_form: Form, message: generation_pb2.ScoreTokensRequest) -> ScoreTokensRequest:
+    return ScoreTokensRequest(
+        session_id=message.session_id, token_ids=tuple(message.token_ids), **_given(message, "top_logprobs")
+    )
+
+
 def rewind_session_request(_form: Form, message: session_pb2.RewindSessionRequest) -> RewindSessionRequest:
     return RewindSessionRequest(**_given(message))
 
@@ -103,6 +138,10 @@ def input_of(message: Message, oneof: str) -> Input:
     if member == "token_ids":
         return TokenInput(tuple(value.ids))
     return TextInput(value) if member == "text" else _chat(value)
+
+
+def _is_session_field(path: str) -> bool:
+    return FieldMask(paths=[path]).IsValidForDescriptor(cast("Descriptor", session_pb2.Session.DESCRIPTOR))
 
 
 def _chat(message: types_pb2.ChatTurn) -> ChatTurn:

@@ -6,10 +6,22 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from segue.v1 import model_pb2, session_pb2, types_pb2
-from segue_server.grpc_api.convert_events import KV_DTYPE_VALUES, cache_usage, duration
+from segue.v1 import generation_pb2, model_pb2, session_pb2, types_pb2
+from segue_server.grpc_api.convert_events import KV_DTYPE_VALUES, cache_usage, duration, logprobs
 from segue_server.requests import SamplingParams, SessionSettings, StopConditions
-from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionView
+from segue_server.views import (
+    Estimate,
+    Limits,
+    Load,
+    ModelInfo,
+    Scores,
+    ServerInfo,
+    SessionPage,
+    SessionView,
+    TokenChunk,
+    TurnSpan,
+)
+from segue_server.watch import SessionEvent
 
 _NANOS = 1_000_000_000
 _LIMIT_DURATIONS = ("default_ttl", "max_ttl", "tombstone_ttl", "expiry_notice")
@@ -38,6 +50,40 @@ def session(view: SessionView) -> session_pb2.Session:
 def session_page(page: SessionPage) -> session_pb2.ListSessionsResponse:
     return session_pb2.ListSessionsResponse(
         sessions=[session(view) for view in page.sessions], next_page_token=page.next_page_token
+    )
+
+
+def token_chunk(chunk: TokenChunk) -> session_pb2.ReadSessionTokensResponse:
+    return session_pb2.ReadSessionTokensResponse(
+        start_position=chunk.start_position,
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        turns=[_turn_span(span) for span in chunk.turns],
+    )
+
+
+def session_event(event: SessionEvent) -> session_pb2.SessionEvent:
+    return session_pb2.SessionEvent(
+        sequence=event.sequence,
+        type=event.type.value,  # type: ignore[arg-type]  # the values are those of the proto enum
+        time=_timestamp(event.time),
+        session=session(event.session),
+        reason=event.reason,
+    )
+
+
+def scores(scores: Scores) -> generation_pb2.ScoreTokensResponse:
+    return generation_pb2.ScoreTokensResponse(logprobs=logprobs(scores.logprobs), position=scores.position)
+
+
+def estimate(estimate: Estimate) -> generation_pb2.EstimateGenerationResponse:
+    return generation_pb2.EstimateGenerationResponse(
+        admissible=estimate.admissible,
+        refusal_reason=estimate.refusal_reason,
+        to_compute_tokens=estimate.to_compute_tokens,
+        needed_bytes=estimate.needed_bytes,
+        would_evict_bytes=estimate.would_evict_bytes,
+        estimated_time_to_first_token=duration(estimate.time_to_first_token),
     )
 
 
@@ -92,6 +138,17 @@ def _stop(stop: StopConditions) -> types_pb2.StopConditions:
 
 def _fork_origin(origin: tuple[str, int] | None) -> session_pb2.ForkOrigin | None:
     return session_pb2.ForkOrigin(session_id=origin[0], position=origin[1]) if origin else None
+
+
+def _turn_span(span: TurnSpan) -> session_pb2.TurnSpan:
+    return session_pb2.TurnSpan(
+        turn=span.turn,
+        start_position=span.start,
+        generated_start_position=span.generated_start,
+        end_position=span.end,
+        finish_reason=span.finish_reason and span.finish_reason.value,  # type: ignore[arg-type]  # the same
+        request_id=span.request_id,
+    )
 
 
 def _kv_dtype(name: str | None) -> int:

@@ -23,6 +23,7 @@ class CallContext(Protocol):
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]: ...
     def peer_identities(self) -> tuple[bytes, ...] | None: ...
     def time_remaining(self) -> float | None: ...
+    async def send_initial_metadata(self, initial_metadata: tuple[tuple[str, str | bytes], ...], /) -> None: ...
 
 
 class Form:
@@ -51,6 +52,8 @@ class Form:
 
     def same_session(self, message: Message, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         """Refuse metadata that names another session than the body: a proxy would have routed by the wrong one."""
+        if (inner := message.DESCRIPTOR.fields_by_name.get("session")) and inner.message_type:
+            message = getattr(message, inner.name)  # UpdateSession names it in the session itself
         field = message.DESCRIPTOR.fields_by_name.get("session_id")
         # In a oneof (CancelGeneration) the other member may name the target instead.
         if field is None or (field.containing_oneof and not message.HasField("session_id")):

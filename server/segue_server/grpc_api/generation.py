@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from segue.v1 import generation_pb2
 from segue_server.events import Finished, Prefill, Tokens
 from segue_server.grpc_api.convert_events import finished, generate_event, logprobs
-from segue_server.grpc_api.convert_requests import COMMIT_POLICIES, append_request, generate_request
+from segue_server.grpc_api.convert_requests import (
+    COMMIT_POLICIES,
+    append_request,
+    generate_request,
+    score_tokens_request,
+)
+from segue_server.grpc_api.convert_views import estimate, scores
 from segue_server.grpc_api.form import CallContext, Form, caller_of, read
 from segue_server.grpc_api.port import Service, Turn
 from segue_server.requests import CommitPolicy, OutputOptions
@@ -60,6 +66,21 @@ class GenerationServicer:
         ) as turn:
             async for sequence, event in turn:
                 yield generate_event(sequence, event, request.output)
+
+    async def ScoreTokens(
+        self, message: generation_pb2.ScoreTokensRequest, context: CallContext
+    ) -> generation_pb2.ScoreTokensResponse:
+        request = read(message, context, score_tokens_request)
+        scored = await self._service.score_tokens(
+            request, caller=caller_of(context), time_remaining=context.time_remaining
+        )
+        return scores(scored)
+
+    async def EstimateGeneration(
+        self, message: generation_pb2.GenerateRequest, context: CallContext
+    ) -> generation_pb2.EstimateGenerationResponse:
+        request = read(message, context, generate_request)
+        return estimate(await self._service.estimate(request, caller=caller_of(context)))
 
     async def CancelGeneration(
         self, message: generation_pb2.CancelGenerationRequest, context: CallContext

@@ -1,6 +1,6 @@
 """What the transport asks of the service; `service.py` answers, and so does the fake of the tests."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -14,9 +14,14 @@ from segue_server.requests import (
     Input,
     ListSessionsRequest,
     OutputOptions,
+    ReadTokensRequest,
     RewindSessionRequest,
+    ScoreTokensRequest,
+    UpdateSessionRequest,
+    WatchSessionsRequest,
 )
-from segue_server.views import Load, ModelInfo, ServerInfo, SessionPage, SessionView
+from segue_server.views import Estimate, Load, ModelInfo, Scores, ServerInfo, SessionPage, SessionView, TokenChunk
+from segue_server.watch import SessionEvent
 
 TimeRemaining = Callable[[], float | None]  # seconds until the caller's deadline; None: it set none
 
@@ -43,7 +48,10 @@ class Service(Protocol):
         self, session_id: str, *, etag: str = "", force: bool = False, allow_missing: bool = False
     ) -> int: ...
     async def fork_session(self, request: ForkSessionRequest) -> tuple[SessionView, ...]: ...
+    async def update_session(self, request: UpdateSessionRequest) -> SessionView: ...
     async def rewind_session(self, request: RewindSessionRequest) -> SessionView: ...
+    def read_tokens(self, request: ReadTokensRequest) -> AsyncGenerator[TokenChunk, None]: ...
+    def watch_sessions(self, request: WatchSessionsRequest) -> AsyncGenerator[SessionEvent, None]: ...
     def generate(
         self, request: GenerateRequest, *, caller: str, time_remaining: TimeRemaining
     ) -> AbstractAsyncContextManager[Turn]: ...
@@ -53,6 +61,10 @@ class Service(Protocol):
     def attach(
         self, request_id: str, after_sequence: int, *, caller: str, time_remaining: TimeRemaining
     ) -> AbstractAsyncContextManager[Turn]: ...
+    async def score_tokens(
+        self, request: ScoreTokensRequest, *, caller: str, time_remaining: TimeRemaining
+    ) -> Scores: ...
+    async def estimate(self, request: GenerateRequest, *, caller: str) -> Estimate: ...
     async def cancel(
         self, *, request_id: str = "", session_id: str = "", commit_policy: CommitPolicy | None = None
     ) -> tuple[bool, Finished | None]: ...

@@ -1,6 +1,9 @@
 """segue.v1.SessionService."""
 # ruff: noqa: N802 - methods have the names of the proto
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
 from segue.v1 import session_pb2
 from segue_server.grpc_api import convert_requests, convert_views
 from segue_server.grpc_api.form import CallContext, caller_of, check, read
@@ -8,7 +11,7 @@ from segue_server.grpc_api.port import Service
 
 
 class SessionServicer:
-    """Create, look at, fork, rewind and delete sessions."""
+    """Create, look at, watch, read, change, fork, rewind and delete sessions."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -44,6 +47,29 @@ class SessionServicer:
         request = read(message, context, convert_requests.fork_session_request)
         children = await self._service.fork_session(request)
         return session_pb2.ForkSessionResponse(sessions=[convert_views.session(child) for child in children])
+
+    async def UpdateSession(
+        self, message: session_pb2.UpdateSessionRequest, context: CallContext
+    ) -> session_pb2.Session:
+        request = read(message, context, convert_requests.update_session_request)
+        return convert_views.session(await self._service.update_session(request))
+
+    async def ReadSessionTokens(
+        self, message: session_pb2.ReadSessionTokensRequest, context: CallContext
+    ) -> AsyncIterator[session_pb2.ReadSessionTokensResponse]:
+        request = read(message, context, convert_requests.read_tokens_request)
+        async with aclosing(self._service.read_tokens(request)) as chunks:
+            async for chunk in chunks:
+                yield convert_views.token_chunk(chunk)
+
+    async def WatchSessions(
+        self, message: session_pb2.WatchSessionsRequest, context: CallContext
+    ) -> AsyncIterator[session_pb2.SessionEvent]:
+        request = read(message, context, convert_requests.watch_sessions_request)
+        async with aclosing(self._service.watch_sessions(request)) as events:
+            await context.send_initial_metadata(())  # from here on nothing is missed
+            async for event in events:
+                yield convert_views.session_event(event)
 
     async def RewindSession(
         self, message: session_pb2.RewindSessionRequest, context: CallContext
