@@ -45,6 +45,7 @@ class EngineThread:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.engine.mover.store.on_news = lambda: self.post(_nothing)
         if self._ledger:
             self._ledger.start(self, wake=lambda: self.post(_nothing))
         self._thread.start()
@@ -53,6 +54,7 @@ class EngineThread:
         """Let the step in progress end, then the thread."""
         self.post(self._stop)
         await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.engine.shut_down)
         if self._ledger:
             await asyncio.to_thread(self._ledger.close)
 
