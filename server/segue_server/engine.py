@@ -16,10 +16,12 @@ from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLogprob, sample, token_logprobs
 from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
+from segue_server.cache.tiers import Tier
 from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionExists, SessionNotFound, beyond_end
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
 from segue_server.foresight import Foresight, Speeds, foresee
 from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
+from segue_server.mover import KvMover, Offload
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
 from segue_server.scheduler import Plan, Scheduler, Work
 from segue_server.sequence import Sequence
@@ -56,11 +58,21 @@ class Engine:
         step_tokens: int,
         slow_reader_limit: float = 30.0,
         kv_dtype: str = "",
+        offload: Offload | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Raises OSError when the directory of a disk tier cannot be made."""
+        offload = offload or Offload()
         self.runner = runner
         self.stats = EngineStats()
-        self.scheduler = Scheduler(PagePool(runner.num_pages), max_running=max_running, step_tokens=step_tokens)
+        self.scheduler = Scheduler(
+            PagePool(runner.num_pages),
+            max_running=max_running,
+            step_tokens=step_tokens,
+            tiers=offload.tiers(runner),
+            watermarks=(offload.high_watermark, offload.low_watermark),
+        )
+        self.mover = KvMover(runner, self.scheduler.tiers, offload.store(), self.stats)
         self.clock = clock
         self._slow_reader_limit = slow_reader_limit
         self._kv_dtype = kv_dtype
@@ -161,20 +173,27 @@ class Engine:
     # The step
 
     def step(self) -> bool:
-        """One pass over the model. False: there was nothing to compute."""
+        """One pass over the model, and what KV is to be moved between two. False: there was nothing to do."""
         now = self.clock()
         self._look_at_the_clock(now)
+        self.mover.take_news()
         plan = self.scheduler.schedule(now)
+        self.mover.carry_out()
         self._announce(plan)
         self._expire_queue(now)
+        self.mover.restore(self.scheduler, plan.restores)
         if not plan.work:
-            return False
+            return plan.relieved or bool(plan.restores)
         try:
             logits = self._forward(plan)
             self._update(plan, logits, self._sample(plan, logits))
         except Exception as error:  # noqa: BLE001 - whatever the arithmetic raises must not end the engine
             self._abandon(plan.work, error)
         return True
+
+    def shut_down(self) -> None:
+        """Give back what outlives the thread: files, and the thread that reads them."""
+        self.mover.close()
 
     def take_outbox(self) -> list[tuple[Sink, Event]]:
         """The events since the last call, in order."""
@@ -257,8 +276,10 @@ class Engine:
         return 0.0
 
     def _announce(self, plan: Plan) -> None:
-        for sequence in plan.admitted:
-            self._start(self._job(sequence))
+        for sequence in (*plan.admitted, *self.scheduler.running):
+            job = self._job(sequence)
+            if job.started is None and not sequence.restoring:
+                self._start(job)
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             log.info("turn %s gave way: the pool is short", self._job(sequence).spec.request_id)
@@ -336,26 +357,32 @@ class Engine:
         turn, sequence = job.turn, job.sequence
         reused = sequence.cache.computed
         adopted = min(turn.adopted, reused)  # it may have given way, and lost pages, in this very step
+        restored = min(turn.restored, reused - adopted)
         computed = 0 if job.spec.defer_compute else turn.prompt_end - reused
         recomputed = max(0, min(sequence.seen, turn.start) - reused)
         job.usage = Usage(
             context_tokens=turn.start,
             prompt_tokens=turn.prompt_end - turn.start,
             computed_tokens=computed,
-            session_reused_tokens=reused - adopted,
+            session_reused_tokens=reused - adopted - restored,
             prefix_reused_tokens=adopted,
+            restored_tokens=restored,
         )
         lost = recomputed > 1  # running the last token again is no loss
         job.prefilled = reused
-        job.context = "new" if not turn.start else "recomputed" if lost else "warm"
+        warm = "restored" if restored else "warm"
+        job.context = "new" if not turn.start else "recomputed" if lost else warm
+        job.started = self.clock()
         self.stats.recomputed_tokens.add("evicted", amount=recomputed if lost else 0)
         self.stats.prompt_tokens.add("computed", amount=computed)
-        self.stats.prompt_tokens.add("session", amount=reused - adopted)
+        self.stats.prompt_tokens.add("session", amount=reused - adopted - restored)
+        self.stats.prompt_tokens.add("restored", amount=restored)
         self.stats.prompt_tokens.add("prefix", amount=adopted)
         self.stats.queue.observe((turn.admitted or turn.arrival) - turn.arrival)
         prompt_tokens = job.usage.prompt_tokens
         seed = job.spec.sampling.seed
-        started = Started(turn.request_id, sequence.session_id, turn.start, prompt_tokens, computed, lost, seed)
+        source = Tier.NONE if lost else (restored and turn.restored_from) or Tier.DEVICE
+        started = Started(turn.request_id, sequence.session_id, turn.start, prompt_tokens, computed, source, seed)
         self._emit(job, started)
 
     def _report_prefill(self, job: Job, work: Work, out: torch.Tensor | None) -> None:
@@ -425,7 +452,7 @@ class Engine:
         gap = job.note_token(now)
         if gap is None:
             self.stats.time_to_first_token[job.context].observe(now - job.turn.arrival)
-            self.stats.prefill.observe(now - (job.turn.admitted or job.turn.arrival))
+            self.stats.prefill.observe(now - (job.started or job.turn.arrival))
         else:
             self.stats.inter_token.observe(gap)
 
@@ -503,14 +530,17 @@ class Engine:
         self._outbox.append((job.spec.sink, event))
 
     def _usage_of(self, sequence: Sequence) -> CacheUsage:
-        cache, page_bytes = sequence.cache, self.runner.page_bytes
+        cache, page_bytes, tiers = sequence.cache, self.runner.page_bytes, self.scheduler.tiers
+        cached = tiers.reach(sequence.session_id, cache.computed)
+        below = tiers.lowest(sequence.session_id, cache.computed, cached)
         return CacheUsage(
-            used_bytes=cache.computed * self._position_bytes,
+            used_bytes=cache.computed * self._position_bytes + (cached - cache.computed) * tiers.token_bytes,
             reserved_bytes=len(cache.pages) * page_bytes,
             shared_bytes=self.scheduler.shared_pages(sequence) * page_bytes,
             kv_dtype=self._kv_dtype,
-            cached_tokens=cache.computed,
-            estimated_rebuild=cache.computed * self._seconds_per_token,
+            cached_tokens=cached,
+            estimated_rebuild=cached * self._seconds_per_token,
+            tier=below or (Tier.DEVICE if cached else Tier.NONE),
         )
 
     def _measure(self, plan: Plan, seconds: float) -> None:

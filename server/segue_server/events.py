@@ -6,6 +6,7 @@ Grammar: Queued? (Started (Prefill | Heartbeat)* (Tokens | Heartbeat)*)? (Finish
 from dataclasses import dataclass, field, replace
 
 from segue_model.sampling import TokenLogprob
+from segue_server.cache.tiers import Tier
 from segue_server.errors import SegueError
 from segue_server.requests import FinishReason
 
@@ -48,6 +49,7 @@ class CacheUsage:
     cached_tokens: int = 0
     estimated_rebuild: float = 0.0  # seconds
     kv_dtype: str = ""
+    tier: Tier = Tier.NONE  # where the KV is, the lowest one when it is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Started:
     position: int  # ledger length before this turn
     prompt_tokens: int
     to_compute_tokens: int
-    recomputes: bool  # KV of the context had been dropped
+    restored_from: Tier  # where its KV was, the lowest tier of it; NONE: dropped, and computed again
     seed: int
 
 

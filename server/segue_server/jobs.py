@@ -77,6 +77,7 @@ class Job:
     context: str = "new"  # label of the TTFT histogram
     logprobs_from: int = 0  # prompt logprobs are due from this position on
     prefilled: int = 0  # prompt positions whose KV has been there, though a preemption may have taken it
+    started: float | None = None  # when Started was told: after admission and whatever had to be restored
     blocked_since: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -104,10 +105,12 @@ class Job:
 
     def timings(self, now: float) -> Timings:
         admitted = now if self.turn.admitted is None else self.turn.admitted
+        started = admitted if self.started is None else self.started
         first = now if self.first_token is None else self.first_token
         return Timings(
             queue=admitted - self.turn.arrival,
-            prefill=first - admitted,
+            restore=started - admitted,
+            prefill=first - started,
             decode=(self.last_token or first) - first,
             time_to_first_token=None if self.first_token is None else first - self.turn.arrival,
             max_inter_token=self.max_gap,

@@ -42,6 +42,7 @@ DURATION_EDGES = tuple(0.01 * 2**n for n in range(17))
 TOKEN_EDGES = tuple(2**n for n in range(15))
 BATCH_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 IDLE_EDGES = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
+MOVE_EDGES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 CALL_EDGES = (
     *(0.0001, 0.0003, 0.0006, 0.001, 0.002, 0.004, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
@@ -51,6 +52,7 @@ CONTEXTS = ("new", "warm", "restored", "recomputed")
 SOURCES = ("computed", "session", "prefix", "restored")
 TIERS = ("device", "host", "disk")
 CLASSES = ("active", "pinned", "idle", "prefix", "slack")
+MOVES = (("device", "host"), ("host", "disk"), ("disk", "host"), ("host", "device"))
 REJECTIONS = ("queue_full", "queue_timeout", "kv_budget", "session_limit", "draining", "tenant_quota")
 PHASES = ("queued", "prefill", "decode")
 
@@ -109,6 +111,10 @@ class EngineStats:
         self.step_batch_size = Histogram(BATCH_EDGES)
         self.prompt_tokens = Tally(SOURCES)
         self.recomputed_tokens = Tally(("evicted", "restarted", "mismatch", "slid"))
+        self.moved_bytes = dict.fromkeys(MOVES, 0)
+        self.move_seconds = {move: Histogram(MOVE_EDGES) for move in MOVES}
+        self.prefix_query_tokens = 0
+        self.prefix_hit_tokens = 0
         self.generated_tokens = 0
         self.turn_prompt_tokens = Histogram(TOKEN_EDGES)
         self.turn_generated_tokens = Histogram(TOKEN_EDGES)
@@ -116,6 +122,13 @@ class EngineStats:
         self.busy_seconds = Tally(("prefill", "decode", "sample", "move"))
         self.stream_blocked_seconds = 0.0
         self.last_step_time = 0.0  # Unix seconds; 0 = none yet
+
+    def moved(self, from_tier: str, to_tier: str, *, size: int, seconds: float) -> None:
+        """A segment has gone from one tier to the next; the engine was busy with it unless the disk's thread was."""
+        self.moved_bytes[from_tier, to_tier] += size
+        self.move_seconds[from_tier, to_tier].observe(seconds)
+        if "device" in (from_tier, to_tier):
+            self.busy_seconds.add("move", amount=seconds)
 
 
 class ServiceStats:

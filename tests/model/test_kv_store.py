@@ -47,7 +47,10 @@ def test_reading_ahead_tells_when_it_is_there_and_can_be_called_off(store: KvSto
         store.to_disk(key)
         store.read_ahead(key)
     store.settle()
-    assert store.take_news() == ([1, 2], [])
+    news = store.take_news()
+    assert (news.arrived, news.failed) == ([1, 2], [])
+    assert [t.to_disk for t in news.transfers] == [True, False, True, False]
+    assert sum(t.size for t in news.transfers) == 4 * tensor().nbytes
     assert torch.equal(store.get(1), tensor(1))  # type: ignore[arg-type]
     store.unread(2)
     assert store.get(2) is None
@@ -81,7 +84,7 @@ def test_a_damaged_file_is_lost_and_never_read_as_kv(store: KvStore, tmp_path: P
     }[damage]()
     store.read_ahead(1)
     store.settle()
-    assert store.take_news() == ([], [1])
+    assert store.take_news().failed == [1]
     assert store.load(1) is None
 
 
@@ -94,7 +97,7 @@ def test_a_full_disk_loses_the_segment_and_nothing_else(store: KvStore, monkeypa
         patch.setattr("segue_model.runner.kv_store._write_file", full)
         store.to_disk(1)
         store.settle()
-    assert store.take_news() == ([], [1])
+    assert store.take_news().failed == [1]
     store.put(2, tensor(2))
     store.to_disk(2)
     assert torch.equal(store.load(2), tensor(2))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from segue_model.tokenizer import Tokenizer
 from segue_server.engine import Engine
 from segue_server.events import Event, Failed, Finished, Tokens
 from segue_server.jobs import TurnSpec
+from segue_server.mover import Offload
 
 E = TypeVar("E")
 GREEDY = Sampling(temperature=0.0)
@@ -139,10 +140,23 @@ class FakeRunner:
         self.copied += len(pairs)
 
     def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
-        raise NotImplementedError
+        """Tokens where K would be and positions where V would; `forward` reads both back and checks them."""
+        kv = torch.zeros(2, 1, 1, tokens, 8)
+        table = list(pages)
+        kv[0, 0, 0, :, 0] = torch.from_numpy(self._tokens[table].reshape(-1)[:tokens])
+        kv[1, 0, 0, :, 0] = torch.from_numpy(self._positions[table].reshape(-1)[:tokens])
+        self._expect(bool((kv[1] >= 0).all()), f"exported {tokens} positions of {table}, some were never computed")
+        return kv
 
     def import_pages(self, pages: Sequence[int], kv: torch.Tensor) -> None:
-        raise NotImplementedError
+        if not bool(torch.isfinite(kv).all()):
+            raise ValueError("kv holds values that are not finite")
+        tokens = kv.shape[3]
+        table = list(pages[: -(-tokens // PAGE_TOKENS)])
+        for name, source in (("_tokens", kv[0]), ("_positions", kv[1])):
+            values = np.full(len(table) * PAGE_TOKENS, -1)
+            values[:tokens] = source[0, 0, :, 0].numpy()
+            getattr(self, name)[table] = values.reshape(-1, PAGE_TOKENS)
 
 
 class Clock:
@@ -189,11 +203,24 @@ class ListSink:
 class EngineBench:
     """An engine over a fake runner and a fake clock, stepped by hand."""
 
-    def __init__(self, pages: int = 64, *, max_running: int = 8, step_tokens: int = 64, vocab: int = 50) -> None:
+    def __init__(
+        self,
+        pages: int = 64,
+        *,
+        max_running: int = 8,
+        step_tokens: int = 64,
+        vocab: int = 50,
+        offload: Offload | None = None,
+    ) -> None:
         self.runner = FakeRunner(pages, vocab=vocab)
         self.clock = Clock()
         self.engine = Engine(
-            self.runner, max_running=max_running, step_tokens=step_tokens, slow_reader_limit=30.0, clock=self.clock
+            self.runner,
+            max_running=max_running,
+            step_tokens=step_tokens,
+            slow_reader_limit=30.0,
+            offload=offload,
+            clock=self.clock,
         )
         self.scheduler = self.engine.scheduler
         self.runner.ledgers = self._ledger_of

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.server.fakes import EngineBench, ListSink, greedy, next_logits
 
 from segue_model.sampling import Sampling, token_logprobs
+from segue_server.cache.tiers import Tier
 from segue_server.errors import EngineError, QueueTimeout, SessionNotFound
 from segue_server.events import Failed, Finished, Prefill, Queued, Started, Tokens
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
@@ -76,7 +77,7 @@ def test_second_turn_computes_only_what_is_new_and_the_token_that_was_not_run() 
     end = finish(bench, sink)
     started = sink.one(Started)
     assert (started.position, started.prompt_tokens, started.to_compute_tokens) == (45, 3, 4)
-    assert not started.recomputes
+    assert started.restored_from is Tier.DEVICE
     assert bench.runner.steps[0] == [(44, 4)]
     assert sum(count for step in bench.runner.steps for _, count in step) == 4 + 3
     assert end.usage.session_reused_tokens == 44
@@ -227,7 +228,7 @@ def test_evicted_kv_is_recomputed_told_and_counted() -> None:
     again = bench.submit([1, 2], "a", max_tokens=4)
     bench.run(again)
     started = again.one(Started)
-    assert started.recomputes
+    assert started.restored_from is Tier.NONE
     assert started.to_compute_tokens == 56 - kept
     assert bench.engine.stats.recomputed_tokens.values["evicted",] == 53 - kept
     assert again.tokens == plain([*range(50), *first.tokens, 1, 2], 4)
@@ -531,7 +532,7 @@ def test_appending_computes_without_sampling_and_deferring_computes_nothing() ->
     sink = bench.submit([1], max_tokens=3)
     bench.run(sink)
     assert sink.one(Started).to_compute_tokens == 21
-    assert not sink.one(Started).recomputes
+    assert sink.one(Started).restored_from is Tier.DEVICE
     assert sink.tokens == plain([*range(30), *range(20), 1], 3)
 
 

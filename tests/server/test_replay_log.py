@@ -6,6 +6,7 @@ import pytest
 from tests.server.fakes import Clock
 
 from segue_model.sampling import TokenLogprob
+from segue_server.cache.tiers import Tier
 from segue_server.errors import PositionBeyondEnd, QueueTimeout
 from segue_server.events import Event, Failed, Finished, Heartbeat, Started, Tokens
 from segue_server.recent import RecentTurns
@@ -13,7 +14,7 @@ from segue_server.requests import BusyPolicy, FinishReason, OutputOptions, Sessi
 from segue_server.sessions import ActiveTurn, Claim, Session
 from segue_server.stream import TurnStream
 
-STARTED = Started("r", "s", 0, 3, 3, False, 1)
+STARTED = Started("r", "s", 0, 3, 3, Tier.DEVICE, 1)
 FINISHED = Finished(FinishReason.EOS, 9)
 
 

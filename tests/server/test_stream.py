@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from segue_model.sampling import TokenLogprob
+from segue_server.cache.tiers import Tier
 from segue_server.errors import QueueTimeout
 from segue_server.events import Event, Failed, Finished, Heartbeat, Queued, Started, Tokens
 from segue_server.requests import FinishReason, OutputOptions
 from segue_server.stream import TurnStream
 
-STARTED = Started("r", "s", 0, 3, 3, False, 1)
+STARTED = Started("r", "s", 0, 3, 3, Tier.DEVICE, 1)
 FINISHED = Finished(FinishReason.EOS, 9)
 
 

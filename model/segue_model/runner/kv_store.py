@@ -15,10 +15,11 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -47,6 +48,24 @@ class _File:
     shape: torch.Size
     dtype: torch.dtype
     checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A segment that went between host memory and disk."""
+
+    to_disk: bool
+    size: int  # bytes
+    seconds: float
+
+
+@dataclass(slots=True)
+class News:
+    """What the disk's thread has done."""
+
+    arrived: list[int] = field(default_factory=list)  # keys that have been read
+    failed: list[int] = field(default_factory=list)  # keys whose file could not be written or read
+    transfers: list[Transfer] = field(default_factory=list)
 
 
 class KvDirectory:
@@ -92,8 +111,7 @@ class KvStore:
         self._read: dict[int, torch.Tensor] = {}
         self._wanted: set[int] = set()  # to be read, or read
         self._known: set[int] = set()
-        self._arrived: list[int] = []
-        self._failed: list[int] = []
+        self._news = News()
         self._room = threading.BoundedSemaphore(MAX_WRITES)
 
     def put(self, key: int, kv: torch.Tensor) -> None:
@@ -141,12 +159,11 @@ class KvStore:
         if file:
             file.path.unlink(missing_ok=True)
 
-    def take_news(self) -> tuple[list[int], list[int]]:
-        """Keys that have been read, and keys whose file could not be written or read, since the last call."""
+    def take_news(self) -> News:
+        """What has happened since the last call."""
         with self._lock:
-            arrived, self._arrived = self._arrived, []
-            failed, self._failed = self._failed, []
-        return arrived, failed
+            news, self._news = self._news, News()
+        return news
 
     @property
     def host_bytes(self) -> int:
@@ -181,7 +198,9 @@ class KvStore:
             with self._lock:
                 kv = self._host.get(key)
             if kv is not None and self._directory:
+                began = time.perf_counter()
                 self._written(key, _write_file(self._directory.path / f"{key:016x}", kv))
+                self._note(Transfer(True, kv.nbytes, time.perf_counter() - began))
         except OSError as error:
             log.warning("KV could not be written to disk: %s", error)
             self._fail(key)
@@ -206,7 +225,7 @@ class KvStore:
             if kv is None or key not in self._wanted:
                 return
             self._read[key] = kv
-            self._arrived.append(key)
+            self._news.arrived.append(key)
         self.on_news()
 
     def _load(self, key: int) -> torch.Tensor | None:
@@ -214,18 +233,25 @@ class KvStore:
             kv, file = self._host.get(key), self._files.get(key)
         if kv is not None:
             return kv
+        began = time.perf_counter()
         try:
             kv = _read_checked(file) if file else None
         except (OSError, ValueError) as error:
             log.warning("KV on disk is lost and will be computed again: %s", error)
         if kv is None:
             self._fail(key)
+        else:
+            self._note(Transfer(False, kv.nbytes, time.perf_counter() - began))
         return kv
+
+    def _note(self, transfer: Transfer) -> None:
+        with self._lock:
+            self._news.transfers.append(transfer)
 
     def _fail(self, key: int) -> None:
         with self._lock:
             if key in self._known:
-                self._failed.append(key)
+                self._news.failed.append(key)
         self.on_news()
 
 

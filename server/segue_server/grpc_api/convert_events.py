@@ -48,9 +48,8 @@ def logprobs(logprobs: Iterable[TokenLogprob]) -> list[types_pb2.TokenLogprob]:
 
 
 def cache_usage(cache: events.CacheUsage) -> types_pb2.CacheUsage:
-    """KV lives on the device or nowhere: there is no lower tier yet."""
     return types_pb2.CacheUsage(
-        tier=types_pb2.CACHE_TIER_DEVICE if cache.cached_tokens else types_pb2.CACHE_TIER_NONE,
+        tier=cache.tier.value,  # type: ignore[arg-type]  # the values are those of the proto enum
         used_bytes=cache.used_bytes,
         reserved_bytes=cache.reserved_bytes,
         shared_bytes=cache.shared_bytes,
@@ -79,7 +78,7 @@ def _started(sequence: int, event: events.Started, _: OutputOptions) -> _Proto:
         position=event.position,
         prompt_tokens=event.prompt_tokens,
         to_compute_tokens=event.to_compute_tokens,
-        restored_from=types_pb2.CACHE_TIER_NONE if event.recomputes else types_pb2.CACHE_TIER_DEVICE,
+        restored_from=event.restored_from.value,  # type: ignore[arg-type]  # the values are those of the proto enum
         seed=event.seed,
     )
     return _Proto(sequence=sequence, started=started)

@@ -9,18 +9,33 @@ from dataclasses import dataclass, field
 import pytest
 from grpc import aio
 
+from segue_model.sampling import TokenLogprob
+from segue_server.cache.tiers import Tier
 from segue_server.events import CacheUsage, Event, Failed, Finished, Started, Tokens
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_server
 from segue_server.requests import AppendRequest, FinishReason, GenerateRequest, SamplingParams, SessionSettings
-from segue_server.views import Limits, Load, ModelInfo, ServerInfo, SessionPage, SessionState, SessionView
+from segue_server.views import (
+    Estimate,
+    Limits,
+    Load,
+    ModelInfo,
+    Scores,
+    ServerInfo,
+    SessionPage,
+    SessionState,
+    SessionView,
+    TokenChunk,
+    TurnSpan,
+)
+from segue_server.watch import EventHub
 
 Script = Callable[[GenerateRequest | AppendRequest], AsyncIterator[Event]]
 
 
 async def short_turn(request):
     """Two tokens and the end."""
-    yield Started("r-1", request.session_id or "s-1", 3, 2, 5, False, 7)
+    yield Started("r-1", request.session_id or "s-1", 3, 2, 5, Tier.DEVICE, 7)
     yield Tokens(5, (10, 11), "ab")
     yield Finished(FinishReason.EOS, 7)
 
@@ -61,6 +76,8 @@ class FakeService:
     cancelled: tuple[bool, Finished | None] = (True, Finished(FinishReason.CANCELLED, 4))
     views: tuple[SessionView, ...] = ()
     settings: SessionSettings = field(default_factory=SessionSettings)
+    hub: EventHub = field(default_factory=EventHub)
+    estimated: Estimate = field(default_factory=Estimate)
 
     def _note(self, *asked):
         self.asked.append(asked)
@@ -100,6 +117,31 @@ class FakeService:
 
     def append(self, request, *, caller, time_remaining):
         return self._turn("append", request, caller, time_remaining)
+
+    async def update_session(self, request):
+        self._note("update_session", request)
+        return self.view(request.session_id)
+
+    async def read_tokens(self, request):
+        self._note("read_tokens", request)
+        yield TokenChunk(3, (10, 11), "ab")
+        spans = (
+            TurnSpan(turn=0, request_id="r-1", start=0, generated_start=2, end=5, finish_reason=FinishReason.EOS),
+            TurnSpan(turn=1, request_id="r-2", start=5, generated_start=6, end=7, finish_reason=None),
+        )
+        yield TokenChunk(5, (12,), "c", spans)
+
+    def watch_sessions(self, request):
+        self._note("watch_sessions", request)
+        return self.hub.watch(self.hub.place(request.after_sequence), request.session_id)
+
+    async def score_tokens(self, request, *, caller, time_remaining):
+        self._note("score_tokens", request, caller, time_remaining())
+        return Scores((TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.5))), TokenLogprob(7, -2.0)), 40)
+
+    async def estimate(self, request, *, caller):
+        self._note("estimate", request, caller)
+        return self.estimated
 
     async def cancel(self, *, request_id="", session_id="", commit_policy=None):
         self._note("cancel", request_id, session_id, commit_policy)
@@ -181,7 +223,7 @@ class FakeService:
             etag="e1",
             turn_count=3,
             active_request_id="r-9",
-            cache=CacheUsage(1000, 2000, 500, 11, 0.25),
+            cache=CacheUsage(1000, 2000, 500, 11, 0.25, tier=Tier.DEVICE),
             settings=self.settings,
             create_time=1_700_000_000.5,
             last_used_time=1_700_000_001.0,

@@ -11,6 +11,7 @@ import pytest
 from grpc import aio
 
 from segue.v1 import generation_pb2, generation_pb2_grpc
+from segue_server.cache.tiers import Tier
 from segue_server.events import Finished, Started, Tokens
 from segue_server.grpc_api.server import ServerOptions, bind, build_server
 from segue_server.requests import FinishReason
@@ -33,7 +34,7 @@ for _ in stream: pass
 
 async def script(request):
     """Sessions that begin with "silent" say nothing for a minute; others send a token every 50 ms."""
-    yield Started("r", request.session_id, 0, 1, 1, False, 0)
+    yield Started("r", request.session_id, 0, 1, 1, Tier.DEVICE, 0)
     if request.session_id.startswith("silent"):
         await asyncio.sleep(SILENCE)
     for position in range(1, 2000):

@@ -11,6 +11,7 @@ from segue.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_g
 from segue.v1 import types_pb2 as t
 from segue_model.sampling import TokenLogprob
 from segue_server import events
+from segue_server.cache.tiers import Tier
 from segue_server.requests import (
     AppendRequest,
     BusyPolicy,
@@ -333,7 +334,7 @@ async def test_tokenizer_rpcs(channel, service):
 
 ALL_EVENTS = (
     events.Queued(2),
-    events.Started("r", "s", 10, 3, 13, True, -5),
+    events.Started("r", "s", 10, 3, 13, Tier.NONE, -5),
     events.Prefill(8, 13, (TokenLogprob(1, -0.5),)),
     events.Heartbeat(5.0),
     events.Tokens(13, (4, 5), "é", (TokenLogprob(4, -0.25, ((4, -0.25), (6, -1.5))),)),

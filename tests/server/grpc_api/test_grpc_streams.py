@@ -9,6 +9,7 @@ import pytest
 from grpc import aio
 
 from segue.v1 import generation_pb2, generation_pb2_grpc
+from segue_server.cache.tiers import Tier
 from segue_server.events import Started, Tokens
 from segue_server.grpc_api.convert_events import generate_event
 from segue_server.grpc_api.server import bind, build_server
@@ -19,7 +20,7 @@ PROMPT = 0.25  # seconds in which a turn must be left; measured: about a millise
 
 async def endless(request):
     """A token every 5 ms, for ever."""
-    yield Started("r", request.session_id, 0, 1, 1, False, 0)
+    yield Started("r", request.session_id, 0, 1, 1, Tier.DEVICE, 0)
     while True:
         yield Tokens(1, (1,), "x")
         await asyncio.sleep(0.005)
@@ -27,13 +28,13 @@ async def endless(request):
 
 async def stuck(request):
     """One event, then silence: a long prefill."""
-    yield Started("r", request.session_id, 0, 1, 1, False, 0)
+    yield Started("r", request.session_id, 0, 1, 1, Tier.DEVICE, 0)
     await asyncio.sleep(3600)
 
 
 async def flood(request):
     """Big events as fast as they are taken: soon the server waits in a write."""
-    yield Started("r", request.session_id, 0, 1, 1, False, 0)
+    yield Started("r", request.session_id, 0, 1, 1, Tier.DEVICE, 0)
     while True:
         yield Tokens(1, (1,), "x" * 10_000)
 

@@ -1,0 +1,130 @@
+"""Moves the bytes of KV between the pool, host memory and disk, as the tiers' integers say. Engine thread only."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from segue_model.paging import PAGE_TOKENS
+from segue_model.runner.base import Runner
+from segue_model.runner.kv_store import KvDirectory, KvStore, canonical_token_bytes
+from segue_server.cache.tiers import Demote, Drop, Order, Read, SegmentKey, Tiers, Unread, Write
+from segue_server.scheduler import Restore, Scheduler
+from segue_server.sequence import Sequence
+from segue_server.stats import EngineStats
+
+log = logging.getLogger(__name__)
+
+SEGMENT_TOKENS = 256  # 12 MB of a 135M model in float32: copied in the time of one or two decode steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """What lies below the pool. Sizes in bytes, 0 = no such tier; watermarks as shares of the pool."""
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    disk_dir: Path | None = None  # None: a directory for temporary files
+    high_watermark: float = 0.9
+    low_watermark: float = 0.8
+    segment_tokens: int = SEGMENT_TOKENS
+
+    def tiers(self, runner: Runner) -> Tiers:
+        return Tiers(
+            segment_tokens=self.segment_tokens,
+            token_bytes=canonical_token_bytes(runner),
+            host_bytes=self.host_bytes,
+            disk_bytes=self.disk_bytes,
+        )
+
+    def store(self) -> KvStore:
+        """Raises OSError when the directory cannot be made."""
+        return KvStore(KvDirectory(self.disk_dir) if self.disk_bytes else None)
+
+
+class KvMover:
+    """Carries out what the tiers have decided, and tells them what has become of it."""
+
+    def __init__(self, runner: Runner, tiers: Tiers, store: KvStore, stats: EngineStats) -> None:
+        self._runner = runner
+        self._tiers = tiers
+        self.store = store
+        self._stats = stats
+
+    def take_news(self) -> None:
+        """Hear what the disk has done."""
+        news = self.store.take_news()
+        for key in news.arrived:
+            self._tiers.arrived(SegmentKey(key))
+        for key in news.failed:
+            self._tiers.lost(SegmentKey(key))
+        for transfer in news.transfers:
+            tiers = ("host", "disk") if transfer.to_disk else ("disk", "host")
+            self._stats.moved(*tiers, size=transfer.size, seconds=transfer.seconds)
+
+    def carry_out(self) -> bool:
+        """Everything that has been ordered. To be called before a page is written. False: there was nothing."""
+        orders = self._tiers.take_orders()
+        for order in orders:
+            self._carry_out(order)
+        return bool(orders)
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Write(key, pages, tokens):
+                began = time.perf_counter()
+                kv = self._runner.export_pages(pages, tokens)
+                self.store.put(key, kv)
+                self._stats.moved("device", "host", size=kv.nbytes, seconds=time.perf_counter() - began)
+            case Demote(key):
+                self.store.to_disk(key)
+            case Read(key):
+                self.store.read_ahead(key)
+            case Unread(key):
+                self.store.unread(key)
+            case Drop(key):
+                self.store.drop(key)
+
+    def restore(self, scheduler: Scheduler, restores: list[Restore]) -> None:
+        """Bring planned segments back into their pages. What is damaged is forgotten, and will be computed."""
+        for restore in restores:
+            found = self._import(restore.sequence, restore.start, restore.count, restore.key, restore.offset)
+            scheduler.restored(restore, found=found)
+
+    def _import(self, sequence: Sequence, start: int, count: int, key: int, offset: int) -> bool:
+        kv = self.store.get(key)
+        if kv is None:
+            return False
+        began = time.perf_counter()
+        part = kv[:, :, :, offset : offset + count]
+        try:
+            self._runner.import_pages(sequence.cache.pages[start // PAGE_TOKENS :], part)
+        except ValueError as error:
+            log.warning("KV of session %s cannot be restored and is computed again: %s", sequence.session_id, error)
+            return False
+        size = count * self._tiers.token_bytes
+        self._stats.moved("host", "device", size=size, seconds=time.perf_counter() - began)
+        return True
+
+    def segment(self, sequence: Sequence, start: int) -> tuple[torch.Tensor, SegmentKey | None] | None:
+        """KV of up to a segment from `start` on, a multiple of it, as a canonical tensor that will not change.
+
+        From the pool, or what is in memory of the tiers; (empty tensor, key) when the file of that key must be loaded
+        first; None: there is none.
+        """
+        size, cache = self._tiers.segment_tokens, sequence.cache
+        slot = self._tiers.slot(sequence.session_id, start)
+        tokens = min(size, cache.computed - start)
+        if tokens > 0 and (slot is None or slot.tokens <= tokens):
+            return self._runner.export_pages(cache.pages[start // PAGE_TOKENS :], tokens), None
+        if slot is None:
+            return None
+        kv = self.store.get(slot.segment.key)
+        if kv is None:
+            return torch.empty(0), slot.segment.key
+        return kv[:, :, :, : slot.tokens], None
+
+    def close(self) -> None:
+        self.store.close()
