@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from segue_server.engine import Engine
-from segue_server.errors import EngineError, LedgerUnavailable, SegueError
+from segue_server.errors import EngineError, SegueError
 from segue_server.events import Event
 from segue_server.jobs import Sink
 from segue_server.ledger.gate import LedgerGate
@@ -47,7 +47,7 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self.engine.mover.store.on_news = lambda: self.post(_nothing)
         if self._ledger:
-            self._ledger.start(self, wake=lambda: self.post(_nothing))
+            self._ledger.start(self.deliver, wake=lambda: self.post(_nothing))
         self._thread.start()
 
     async def stop(self) -> None:
@@ -78,47 +78,65 @@ class EngineThread:
     async def call(self, call: Callable[[], T]) -> T:
         """Run `call` on the engine thread before its next step, and return or raise what it does."""
         self.check()
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
+        future: asyncio.Future[T] = self._future()
         self._inbox.put(lambda: self._answer(future, call))
         return await future
 
     async def record(self, *records: Record) -> None:
         """Have the ledger write what is about to change, behind everything the engine has noted before.
 
-        Returns when it is in the file, at once without a ledger; cancelling the wait does not take the records back.
-        Raises LedgerUnavailable, and nothing of it is written.
+        Returns when it is in the file, at once without a ledger. Raises LedgerUnavailable when none of it is written.
+        Cancelling the wait does not take the records back.
         """
-        self.check()
+        await self.commit(lambda: (None, records))
+
+    async def commit(self, call: Callable[[], tuple[T, Sequence[Record]]]) -> T:
+        """Like `call`, for a call whose outcome decides what is to be written: (result, records).
+
+        Raises what `call` raises, or LedgerUnavailable when it has run and its records cannot be written.
+        """
         if self._ledger is None:
-            return
-        future: asyncio.Future[None] = self._loop.create_future()
+            return (await self.call(call))[0]
+        self.check()
+        future: asyncio.Future[T] = self._future()
+        self._inbox.put(partial(self._commit, self._ledger, future, call))
+        return await future
+
+    def _commit(
+        self, ledger: LedgerGate, future: "asyncio.Future[T]", call: Callable[[], tuple[T, Sequence[Record]]]
+    ) -> None:
+        try:
+            result, records = call()
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller
+            self._raise(future, error)
+        else:
+            ledger.record(records, lambda lost: self._raise(future, lost) if lost else self._return(future, result))
+
+    def _return(self, future: "asyncio.Future[T]", result: T) -> None:
+        self._loop.call_soon_threadsafe(_set_result, future, result)
+
+    def _raise(self, future: "asyncio.Future[T]", error: Exception) -> None:
+        self._loop.call_soon_threadsafe(_set_exception, future, error)
+
+    def _future(self) -> "asyncio.Future[Any]":
+        """One that fails with the engine."""
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
-        self._inbox.put(partial(self._ledger.record, records, future))
-        await future
+        return future
 
     def deliver(self, outbox: list[tuple[Sink, Event]]) -> None:
         """Bring events to their sinks, on the loop, in order. From any thread."""
         if outbox:
             self._loop.call_soon_threadsafe(_deliver, outbox)
 
-    def answer(self, answers: "list[asyncio.Future[None]]", error: LedgerUnavailable | None) -> None:
-        """End the waits of `record`. From any thread."""
-        for future in answers:
-            if error is None:
-                self._loop.call_soon_threadsafe(_set_result, future, None)
-            else:
-                self._loop.call_soon_threadsafe(_set_exception, future, error)
-
     def _answer(self, future: "asyncio.Future[T]", call: Callable[[], T]) -> None:
         try:
             result = call()
         except Exception as error:  # noqa: BLE001 - it belongs to the caller
-            self._loop.call_soon_threadsafe(_set_exception, future, error)
+            self._raise(future, error)
         else:
-            self._loop.call_soon_threadsafe(_set_result, future, result)
+            self._return(future, result)
 
     def _run(self) -> None:
         try:

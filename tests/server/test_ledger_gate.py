@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.server.fakes import ListSink
+from tests.server.fakes import FakeRunner, ListSink
 
+from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import EngineError, LedgerUnavailable
 from segue_server.events import Event, Failed, Finished, Tokens
 from segue_server.jobs import Sink
 from segue_server.ledger.gate import LedgerGate
 from segue_server.ledger.journal import Journal, TurnRef
-from segue_server.ledger.records import Record, SessionCreated, TokensAppended, TurnBegan, TurnEnded
+from segue_server.ledger.records import Record, SessionCreated, Slid, TokensAppended, TurnBegan, TurnEnded
 from segue_server.ledger.schema import LedgerError
 from segue_server.ledger.store import LedgerStore
 from segue_server.ledger.writer import LedgerWriter
@@ -246,16 +247,16 @@ def test_a_step_of_32_streams_costs_under_two_percent(tmp_path: Path) -> None:
 # Engine, writer and loop together
 
 
-class ScriptedEngine:
-    """Does what a test posts: notes records and emits events. Knows how long each ledger is."""
+class ScriptedEngine(Engine):
+    """Computes nothing; does what a test posts: notes records and emits events. Knows how long each ledger is."""
 
     def __init__(self, journal: Journal) -> None:
+        super().__init__(FakeRunner(8), max_running=1, step_tokens=64)
         self.journal = journal
         self.outbox: list[tuple[Sink, Event]] = []
         self.lengths: dict[str, int] = {}
         self.revoked: list[tuple[str, int]] = []
         self.crash: BaseException | None = None
-        self.clock = time.monotonic
 
     def step(self) -> bool:
         if self.crash:
@@ -299,7 +300,7 @@ class Bench:
         self.gate = LedgerGate(store, journal, revoke=self.engine.revoke)
         self.crashes: list[BaseException] = []
         self.thread = EngineThread(
-            self.engine,  # type: ignore[arg-type]
+            self.engine,
             on_crash=self.crashes.append,
             ledger=self.gate,
         )
@@ -382,10 +383,55 @@ async def test_a_call_hears_whether_its_record_is_in_the_file(store: Store) -> N
     assert set(reopened(store.path)) == {"s", "t"}
 
 
+async def test_a_call_whose_outcome_is_written_returns_it_when_it_is_in_the_file(store: Store) -> None:
+    """As a fork needs it: where it cuts is known on the engine's thread only."""
+    async with running(store) as bench:
+        store.free.clear()
+        call = asyncio.ensure_future(bench.thread.commit(lambda: (42, [created("s")])))
+        await asyncio.sleep(0.02)
+        assert not call.done()
+        store.free.set()
+        assert await call == 42
+        store.full()
+        with pytest.raises(LedgerUnavailable):
+            await bench.thread.commit(lambda: (42, [created("t")]))
+
+        def fail() -> tuple[int, list[Record]]:
+            raise KeyError("nothing")
+
+        with pytest.raises(KeyError, match="nothing"):
+            await bench.thread.commit(fail)
+        store.failure = None
+    assert set(reopened(store.path)) == {"s"}
+
+
+async def test_a_slide_that_was_lost_with_its_turn_still_reaches_the_file(store: Store) -> None:
+    """The engine's memory has lost those tokens for good; the next turn begins where both agree."""
+    async with running(store) as bench:
+        await bench.thread.record(created("s"), TokensAppended("s", 0, [1, 2, 3, 4]))
+        store.full()
+        turn = TurnRef("s", 2, sink := ListSink())
+
+        def slide() -> None:
+            bench.engine.journal.append(Slid("s", 1, 2), turn)
+            bench.engine.begin(turn, [5])
+            bench.engine.emit(turn, 6)
+
+        bench.thread.post(slide)
+        await bench.until(sink, 1)
+        store.failure = None
+        again = TurnRef("s", 2, retry := ListSink())
+        bench.thread.post(lambda: bench.engine.begin(again, [7]))
+        bench.thread.post(lambda: bench.engine.end(again))
+        await bench.until(retry, 1)
+    assert reopened(store.path) == {"s": ([1, 4, 7], [(2, 3, FinishReason.EOS)])}
+
+
 async def test_without_a_ledger_a_record_is_nothing() -> None:
-    thread = EngineThread(ScriptedEngine(Journal()), on_crash=lambda _: None)  # type: ignore[arg-type]
+    thread = EngineThread(ScriptedEngine(Journal()), on_crash=lambda _: None)
     thread.start()
     await thread.record(created("s"))
+    assert await thread.commit(lambda: (42, [created("s")])) == 42
     await thread.stop()
 
 

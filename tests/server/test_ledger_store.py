@@ -20,6 +20,7 @@ from segue_server.ledger.records import (
     SessionExpired,
     SessionForked,
     SessionUpdated,
+    Slid,
     TokensAppended,
     TombstonesForgotten,
     Truncated,
@@ -37,7 +38,7 @@ from segue_server.requests import (
     SessionSettings,
     StopConditions,
 )
-from segue_server.sessions import TurnRecord
+from segue_server.sessions import TurnRecord, turns_slid, turns_until
 
 EVERYTHING = SessionSettings(
     ttl=12.5,
@@ -109,11 +110,16 @@ class Model:
 
     def cut(self, position: int) -> None:
         del self.tokens[position:]
-        self.turns = [
-            replace(turn, generated_start=min(turn.generated_start, position), end=min(turn.end, position))
-            for turn in self.turns
-            if turn.start < position
-        ]
+        self.turns = turns_until(self.turns, position)
+
+    def slide(self, keep: int, drop: int) -> None:
+        drop = max(0, min(drop, len(self.tokens) - keep))
+        del self.tokens[keep : keep + drop]
+        self.turns = turns_slid(self.turns, keep, drop)
+        if began := self.began:
+            end = began.start + len(began.prompt)
+            start, end = (p if p <= keep else max(keep, p - drop) for p in (began.start, end))
+            self.began = replace(began, start=start, prompt=self.tokens[start:end])
 
 
 def same(model: Model, found: RecoveredSession) -> None:
@@ -127,6 +133,7 @@ def same(model: Model, found: RecoveredSession) -> None:
 
 
 IDS = st.sampled_from(["a", "b", "c", "d"])
+NUMBERS = st.integers(0, 3)
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 SETTINGS = st.sampled_from([SessionSettings(), EVERYTHING])
 
@@ -136,7 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108
         self.generation = 0
         self.batch: list[Record] = []
         self.sessions: dict[str, Model] = {}
@@ -146,15 +153,25 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.store = LedgerStore(self.folder / "0.db")
+        for session_id in ("a", "b", "c"):
+            self.sessions[session_id] = Model(created(session_id))
+        self.store.apply([model.created for model in self.sessions.values()])
         self.saved = deepcopy((self.sessions, self.tombstones))
 
     def add(self, record: Record) -> None:
         self.now += 1
         self.batch.append(record)
+        if len(self.batch) >= 3:
+            self.commit()
 
-    def pick(self, session_id: str, *, in_turn: bool) -> Model | None:
-        model = self.sessions.get(session_id)
-        return model if model and (model.began is not None) == in_turn else None
+    def pick(self, number: int, *, in_turn: bool | None = None) -> tuple[str, Model] | None:
+        """One of the sessions in that state, if there is one, so that few rules do nothing."""
+        fitting = [
+            (session_id, model)
+            for session_id, model in sorted(self.sessions.items())
+            if in_turn is None or (model.began is not None) == in_turn
+        ]
+        return fitting[number % len(fitting)] if fitting else None
 
     @rule(session_id=IDS, settings=SETTINGS, name=st.text(max_size=3))
     def create(self, session_id: str, settings: SessionSettings, name: str) -> None:
@@ -171,9 +188,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.tombstones.pop(session_id, None)
             self.add(record)
 
-    @rule(session_id=IDS, settings=SETTINGS)
-    def update(self, session_id: str, settings: SessionSettings) -> None:
-        if model := self.sessions.get(session_id):
+    @rule(number=NUMBERS, settings=SETTINGS)
+    def update(self, number: int, settings: SessionSettings) -> None:
+        if picked := self.pick(number):
+            session_id, model = picked
             model.created = replace(model.created, settings=settings, labels={"k": "v"}, display_name="new")
             model.version, model.last_used = model.version + 1, self.now
             self.add(
@@ -187,46 +205,61 @@ class LedgerMachine(RuleBasedStateMachine):
                 )
             )
 
-    @rule(session_id=IDS, prompt=TOKENS)
-    def begin(self, session_id: str, prompt: list[int]) -> None:
-        if model := self.pick(session_id, in_turn=False):
+    @rule(number=NUMBERS, prompt=TOKENS)
+    def begin(self, number: int, prompt: list[int]) -> None:
+        if picked := self.pick(number, in_turn=False):
+            session_id, model = picked
             model.began = TurnBegan(session_id, f"r{self.now}", len(model.tokens), prompt)
             model.tokens += prompt
             self.add(model.began)
 
-    @rule(session_id=IDS, ids=TOKENS, repeat=st.integers(1, 4))
-    def append(self, session_id: str, ids: list[int], repeat: int) -> None:
-        for _ in range(repeat):
-            if model := self.sessions.get(session_id):
-                self.add(TokensAppended(session_id, len(model.tokens), ids))
-                model.tokens += ids
+    @rule(number=NUMBERS, ids=TOKENS, in_turn=st.sampled_from([True, True, None]))
+    def append(self, number: int, ids: list[int], in_turn: bool | None) -> None:
+        if picked := self.pick(number, in_turn=in_turn):
+            session_id, model = picked
+            record = TokensAppended(session_id, len(model.tokens), ids)
+            model.tokens += ids
+            self.add(record)
 
-    @rule(session_id=IDS, part=st.floats(0, 1), reason=st.sampled_from(FinishReason))
-    def end(self, session_id: str, part: float, reason: FinishReason) -> None:
-        if (model := self.pick(session_id, in_turn=True)) and model.began:
-            end = model.began.start + round(part * (len(model.tokens) - model.began.start))
+    @rule(number=NUMBERS, back=st.integers(0, 8), reason=st.sampled_from(FinishReason))
+    def end(self, number: int, back: int, reason: FinishReason) -> None:
+        picked = self.pick(number, in_turn=True)
+        if picked and (began := picked[1].began):
+            session_id, model = picked
+            end = max(began.start, len(model.tokens) - back)
             model.end(end, reason, self.now)
             self.add(TurnEnded(session_id, end, reason, self.now))
 
-    @rule(session_id=IDS)
-    def revoke(self, session_id: str) -> None:
-        if (model := self.sessions.get(session_id)) and model.began:
-            del model.tokens[model.began.start :]
-            model.began = None
-        self.add(TurnRevoked(session_id))
+    @rule(number=NUMBERS)
+    def revoke(self, number: int) -> None:
+        if picked := self.pick(number):
+            session_id, model = picked
+            if model.began:
+                del model.tokens[model.began.start :]
+                model.began = None
+            self.add(TurnRevoked(session_id))
 
-    @rule(session_id=IDS, part=st.floats(0, 1))
-    def rewind(self, session_id: str, part: float) -> None:
-        if model := self.pick(session_id, in_turn=False):
-            position = round(part * len(model.tokens))
+    @rule(number=NUMBERS, back=st.integers(0, 8))
+    def rewind(self, number: int, back: int) -> None:
+        if picked := self.pick(number, in_turn=False):
+            session_id, model = picked
+            position = max(0, len(model.tokens) - back)
             model.cut(position)
             self.add(Truncated(session_id, position))
 
-    @rule(parent_id=IDS, child_id=IDS, part=st.floats(0, 1))
-    def fork(self, parent_id: str, child_id: str, part: float) -> None:
-        parent = self.sessions.get(parent_id)
-        if parent and child_id not in self.sessions:
-            position = round(part * len(parent.tokens))
+    @rule(number=NUMBERS, keep=st.integers(0, 8), drop=st.integers(0, 8))
+    def slide(self, number: int, keep: int, drop: int) -> None:
+        if picked := self.pick(number):
+            session_id, model = picked
+            model.slide(keep, drop)
+            self.add(Slid(session_id, keep, drop))
+
+    @rule(number=NUMBERS, child_id=IDS, back=st.integers(0, 8))
+    def fork(self, number: int, child_id: str, back: int) -> None:
+        picked = self.pick(number)
+        if picked and child_id not in self.sessions:
+            parent_id, parent = picked
+            position = max(0, len(parent.tokens) - back)
             record = created(child_id, create_time=self.now)
             child = Model(record, tokens=list(parent.tokens), turns=list(parent.turns), parent=(parent_id, position))
             child.cut(position)
@@ -234,16 +267,16 @@ class LedgerMachine(RuleBasedStateMachine):
             self.tombstones.pop(child_id, None)
             self.add(SessionForked(record, parent_id, position))
 
-    @rule(session_id=IDS)
-    def delete(self, session_id: str) -> None:
-        self.sessions.pop(session_id, None)
-        self.add(SessionDeleted(session_id))
-
-    @rule(session_id=IDS)
-    def expire(self, session_id: str) -> None:
-        if self.sessions.pop(session_id, None):
-            self.tombstones[session_id] = self.now
-            self.add(SessionExpired(session_id, self.now))
+    @rule(number=NUMBERS, expires=st.booleans())
+    def leave(self, number: int, expires: bool) -> None:
+        if picked := self.pick(number):
+            session_id, _ = picked
+            del self.sessions[session_id]
+            if expires:
+                self.tombstones[session_id] = self.now
+                self.add(SessionExpired(session_id, self.now))
+            else:
+                self.add(SessionDeleted(session_id))
 
     @rule(age=st.integers(0, 30))
     def forget(self, age: int) -> None:
@@ -345,6 +378,27 @@ def test_a_turn_becomes_one_row_and_leaves_no_tail(path: Path) -> None:
     assert store._db.execute("SELECT count(*) FROM tokens").fetchone() == (2,)
     assert store._db.execute("SELECT count(*) FROM tail").fetchone() == (0,)
     assert tokens_of(store) == {"s": [1, *range(1, 101)]}
+
+
+def test_what_an_ended_turn_left_in_the_tail_is_not_taken_for_the_next_one(path: Path) -> None:
+    """A long turn of another session holds the front of the tail back, and a new session takes a deleted one's key."""
+    store = LedgerStore(path)
+    store.apply([created("long"), TurnBegan("long", "r", 0, []), TokensAppended("long", 0, [1])])
+    store.apply([created("s"), TurnBegan("s", "r", 0, []), TokensAppended("s", 0, [2])])
+    store.apply([TurnEnded("s", 0, FinishReason.CANCELLED, 1.0), TurnBegan("s", "r", 0, [])])
+    store.apply([TokensAppended("s", 0, [3])])
+    store.apply([created("t"), TurnBegan("t", "r", 0, []), TokensAppended("t", 0, [4]), SessionDeleted("t")])
+    store.apply([created("u"), TurnBegan("u", "r", 0, [])])
+    store.close()
+    assert tokens_of(LedgerStore(path)) == {"long": [1], "s": [3], "u": []}
+
+
+def test_a_session_deleted_in_its_turn_holds_nothing_back(path: Path) -> None:
+    store = LedgerStore(path)
+    store.apply([created("s"), TurnBegan("s", "r", 0, []), TokensAppended("s", 0, [2])])
+    store.apply([SessionDeleted("s")])
+    assert store._db.execute("SELECT count(*) FROM tail").fetchone() == (0,)
+    assert store._db.execute("SELECT count(*) FROM turns").fetchone() == (0,)
 
 
 def test_records_of_an_unknown_session_are_ignored(path: Path) -> None:

@@ -13,6 +13,7 @@ from segue_server.ledger.records import (
     SessionExpired,
     SessionForked,
     SessionUpdated,
+    Slid,
     TokensAppended,
     TombstonesForgotten,
     Truncated,
@@ -62,6 +63,8 @@ class Changes:
                 self._revoke(known)
             case Truncated():
                 self._rewind(known, record)
+            case Slid():
+                self._slide(known, record)
             case SessionUpdated():
                 self._update(known, record)
             case SessionDeleted(session_id):
@@ -120,7 +123,7 @@ class Changes:
     def _rows(self, known: Known) -> "list[tuple[int, array[int]]]":
         """(position, ids) of a whole ledger, the open turn included."""
         rows = self._db.execute("SELECT start, ids FROM tokens WHERE session = ? ORDER BY start", (known.key,))
-        generated = [(known.turn.prompt_end, known.turn.generated)] if known.turn else []
+        generated = [(known.turn.base, known.turn.generated)] if known.turn else []
         return [(start, unpack_ids(blob)) for start, blob in rows] + generated
 
     def _delete(self, known: Known, session_id: str) -> None:
@@ -136,7 +139,7 @@ class Changes:
             raise ValueError(f"session {record.session_id!r} has an open turn already")
         _expect_end(known, record.session_id, record.start)
         self._insert(known, record.start, record.prompt)
-        turn = OpenTurn(record.start, known.length, self._mirror.tail_next)
+        turn = OpenTurn(record.start, known.length, known.length, self._mirror.tail_next)
         known.turn = self._mirror.open[known.key] = turn
         row = (known.key, turn.start, turn.prompt_end, record.request_id, turn.tail)
         self._db.execute("INSERT INTO turns VALUES (?, ?, ?, NULL, ?, NULL, ?)", row)
@@ -177,9 +180,9 @@ class Changes:
 
     def _keep(self, known: Known, turn: OpenTurn, end: int) -> None:
         """What the turn generated becomes one row, as far as it is kept; a turn that keeps nothing goes."""
-        known.length = turn.prompt_end
-        self._insert(known, turn.prompt_end, turn.generated[: max(0, end - turn.prompt_end)])
-        if end < turn.prompt_end:
+        known.length = turn.base
+        self._insert(known, turn.base, turn.generated[: max(0, end - turn.base)])
+        if end < turn.base:
             self._cut(known, end)
         if end == turn.start:
             self._db.execute("DELETE FROM turns WHERE session = ? AND start = ?", (known.key, turn.start))
@@ -193,6 +196,33 @@ class Changes:
         cut = """UPDATE turns SET generated_start = min(generated_start, :position), end = :position
             WHERE session = :key AND end > :position"""
         self._db.execute(cut, places)
+
+    def _slide(self, known: Known, record: Slid) -> None:
+        """The whole ledger becomes one row, for everything behind the gap has new positions."""
+        tokens = array("i")
+        for _, ids in self._rows(known):
+            tokens.extend(ids)
+        keep, drop = record.keep, min(record.drop, len(tokens) - record.keep)
+        if drop <= 0:
+            return
+        del tokens[keep : keep + drop]
+        self._db.execute("DELETE FROM tokens WHERE session = ?", (known.key,))
+        known.length = 0
+        self._insert(known, 0, tokens)
+        if turn := known.turn:
+            turn.start, turn.prompt_end = (max(min(p, keep), p - drop) for p in (turn.start, turn.prompt_end))
+            turn.base, turn.tail, turn.generated = known.length, self._mirror.tail_next, array("i")
+        self._slide_turns(known, keep, drop)
+
+    def _slide_turns(self, known: Known, keep: int, drop: int) -> None:
+        columns = ("start", "generated_start", "end")
+        moved = ", ".join(f"max(min({name}, :keep), {name} - :drop)" for name in columns)
+        tail = known.turn.tail if known.turn else 0
+        query = f"SELECT session, {moved}, request_id, finish_reason FROM turns WHERE session = :key"  # noqa: S608
+        rows = self._db.execute(query, {"key": known.key, "keep": keep, "drop": drop}).fetchall()
+        self._db.execute("DELETE FROM turns WHERE session = ?", (known.key,))
+        left = [(*row, tail) for row in rows if row[3] is None or row[3] > row[1]]
+        self._db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?)", left)
 
     # Tokens
 

@@ -4,29 +4,19 @@ So a reader never holds a token that a restart would not know. When a write fail
 ends with LedgerUnavailable and leaves no trace, in the engine's memory and, as soon as it can be written, in the file.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from segue_server.errors import LedgerUnavailable
 from segue_server.events import Event, Failed
 from segue_server.jobs import Sink
 from segue_server.ledger.journal import Entry, Journal
-from segue_server.ledger.records import Record, TurnRevoked
+from segue_server.ledger.records import Record, Slid, TurnRevoked
 from segue_server.ledger.store import LedgerStore
 from segue_server.ledger.writer import LedgerStats, LedgerWriter, Lost
 
 Outbox = list[tuple[Sink, Event]]
-Answer = asyncio.Future[None]
-
-
-class Loop(Protocol):
-    """What the gate asks of the engine's thread. Called on the engine's or the writer's thread."""
-
-    def deliver(self, outbox: Outbox) -> None: ...
-
-    def answer(self, answers: list[Answer], error: LedgerUnavailable | None) -> None: ...
+Answer = Callable[[LedgerUnavailable | None], None]  # None: it is in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +39,21 @@ class LedgerGate:
         self._journal = journal
         self._revoke_in_engine = revoke
         self._answers: list[Answer] = []
-        self._loop: Loop
+        self._deliver: Callable[[Outbox], None]
         self._writer: LedgerWriter[Step]
 
     @property
     def stats(self) -> LedgerStats:
         return self._writer.stats
 
-    def start(self, loop: Loop, *, wake: Callable[[], None]) -> None:
-        """`wake` has the engine's thread call `publish` soon, though it may be idle."""
-        self._loop = loop
+    def start(self, deliver: Callable[[Outbox], None], *, wake: Callable[[], None]) -> None:
+        """`deliver` takes events to the loop, from any thread; `wake` has the engine's thread call `publish` soon."""
+        self._deliver = deliver
         self._writer = LedgerWriter(self._store, deliver=self._let_go, on_loss=wake)
         self._writer.start()
 
-    def record(self, records: tuple[Record, ...], answer: Answer) -> None:
-        """Note what a call is about to change; `answer` is set when it is in the file. Engine thread."""
+    def record(self, records: Sequence[Record], answer: Answer) -> None:
+        """Note what a call changes; `answer` is called when it is in the file or lost. Engine thread."""
         for record in records:
             self._journal.append(record)
         self._answers.append(answer)
@@ -85,17 +75,23 @@ class LedgerGate:
         self._writer.close()
 
     def _let_go(self, step: Step) -> None:
-        self._loop.deliver(step.outbox)
-        self._loop.answer(step.answers, None)
+        self._deliver(step.outbox)
+        for answer in step.answers:
+            answer(None)
 
     def _take_back(self, lost: Lost[Step], current: Step) -> None:
-        """Fail every turn that has a record in what is lost, and the step that builds on it; let the others go on."""
+        """Fail every turn that has a record in what is lost, and the step that builds on it; let the others go on.
+
+        A ledger that slid stays so in memory, and therefore must in the file.
+        """
         steps = [*lost.payloads, current]
         turns = {id(entry.turn.sink): entry.turn for step in steps for entry in step.entries if entry.turn}
         for turn in turns.values():
             self._revoke_in_engine(turn.session_id, turn.start)
         self._journal.take()  # what the engine notes of that is what TurnRevoked says
-        self._writer.resume([TurnRevoked(turn.session_id) for turn in turns.values()])
+        slid = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, Slid)]
+        self._writer.resume([*slid, *(TurnRevoked(turn.session_id) for turn in turns.values())])
         others = [(sink, event) for step in steps for sink, event in step.outbox if id(sink) not in turns]
-        self._loop.deliver([*others, *((turn.sink, Failed(lost.error, turn.start)) for turn in turns.values())])
-        self._loop.answer([answer for step in steps for answer in step.answers], lost.error)
+        self._deliver([*others, *((turn.sink, Failed(lost.error, turn.start)) for turn in turns.values())])
+        for answer in (answer for step in steps for answer in step.answers):
+            answer(lost.error)

@@ -11,7 +11,7 @@ class TurnRef:
     """The turn that fails when a record of it cannot be written."""
 
     session_id: str
-    start: int  # ledger length before the turn, and after it has failed
+    start: int  # ledger length before the turn, and after it has failed; of two refs of a turn the later one counts
     sink: Sink
 
 

@@ -9,10 +9,11 @@ from segue_server.ledger.codec import count_ids, unpack_ids
 
 @dataclass(slots=True)
 class OpenTurn:
-    """A turn that has not ended; what it has generated waits here to become one row."""
+    """A turn that has not ended; what it has in `tail` waits here to become one row."""
 
     start: int
     prompt_end: int
+    base: int  # where `generated` begins
     tail: int  # number of the first row of `tail` that may belong to it
     generated: "array[int]" = field(default_factory=lambda: array("i"))
 
@@ -48,9 +49,9 @@ def load(db: sqlite3.Connection) -> Mirror:
     rows = db.execute("SELECT session, start, generated_start, tail FROM turns WHERE end IS NULL")
     for key, start, prompt_end, tail in rows:
         known = _of(by_key, key)
-        if known.turn is not None or known.length != prompt_end:
+        if known.turn is not None or known.length < prompt_end:
             raise ValueError(f"the open turn of session {key} does not fit its tokens")
-        known.turn = mirror.open[key] = OpenTurn(start, prompt_end, tail)
+        known.turn = mirror.open[key] = OpenTurn(start, prompt_end, known.length, tail)
     _load_tail(db, mirror, by_key)
     return mirror
 

@@ -113,6 +113,15 @@ class Truncated:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class Slid:
+    """The ledger lost up to `drop` tokens after its first `keep`; what followed them, turns included, moved down."""
+
+    session_id: str
+    keep: int
+    drop: int
+
+
 Record = (
     SessionCreated
     | SessionUpdated
@@ -125,4 +134,5 @@ Record = (
     | TurnEnded
     | TurnRevoked
     | Truncated
+    | Slid
 )
