@@ -60,7 +60,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. Sessions stay on the server."""
+        """Cancels the turns that run and closes the connection. Sessions stay on the server."""
         self._connection.close()
 
     def wait_ready(self, timeout: float = 60.0) -> None:

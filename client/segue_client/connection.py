@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import grpc
 import grpc.experimental
@@ -26,6 +27,8 @@ from segue_client.ledger import Ledger
 from segue_client.options import ConnectionOptions, check_names
 
 if TYPE_CHECKING:  # the names exist in the stubs only
+    from segue_client.turn import AsyncTurn, Turn
+
     EventStream = grpc.CallIterator[GenerateEvent]
     AsyncEventStream = grpc.aio.UnaryStreamCall[
         GenerateRequest | AppendContextRequest | AttachGenerationRequest, GenerateEvent
@@ -66,6 +69,7 @@ class Connection(_Connection):
 
     def __init__(self, target: str, options: ConnectionOptions) -> None:
         super().__init__(target, options)
+        self.turns: WeakSet[Turn] = WeakSet()  # that may still run
         settings = [_READ_IN_CALLERS_THREAD, *channel_options(options.get("channel_options", ()))]
         credentials = options.get("credentials")
         if credentials is None:
@@ -108,6 +112,9 @@ class Connection(_Connection):
             ledger.adopt(self.send(calls.get_session(ledger.info.session_id, None)))
 
     def close(self) -> None:
+        """Cancels the turns that run, which would outlive the channel, and closes it."""
+        for turn in list(self.turns):
+            turn.close()
         self._channel.close()
 
 
@@ -116,6 +123,7 @@ class AsyncConnection(_Connection):
 
     def __init__(self, target: str, options: ConnectionOptions) -> None:
         super().__init__(target, options)
+        self.turns: WeakSet[AsyncTurn] = WeakSet()  # that may still run
         settings = channel_options(options.get("channel_options", ()))
         credentials = options.get("credentials")
         if credentials is None:
@@ -159,4 +167,6 @@ class AsyncConnection(_Connection):
             ledger.adopt(await self.send(calls.get_session(ledger.info.session_id, None)))
 
     async def close(self) -> None:
+        """Cancels the turns that run, which would outlive the channel, and closes it."""
+        await asyncio.gather(*(turn.close() for turn in list(self.turns)))
         await self._channel.close(None)

@@ -269,6 +269,7 @@ class Turn(_Turn):
                 self._connection.settle(self._ledger)
             self._begin()
             self._stream = self._connection.open(self._call)
+            self._connection.turns.add(self)
         return None if self._over else self._stream
 
 
@@ -360,6 +361,7 @@ class AsyncTurn(_Turn):
                 await self._connection.settle(self._ledger)
             self._begin()
             self._stream = self._connection.open(self._call)
+            self._connection.turns.add(self)
         return None if self._over else self._stream
 
     @contextmanager

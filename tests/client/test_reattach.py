@@ -253,6 +253,30 @@ def test_leaving_a_turn_that_was_taken_up_again_cancels_it(server, client):
     assert server.calls("CancelGeneration")[0].request.request_id == turn.request_id
 
 
+def test_closing_the_client_cancels_its_turns_for_they_would_outlive_it(server):
+    server.on("GenerateStream", server.slow_turn)
+    client = Client(server.target)
+    turns = [client.create_session().chat("Hello") for _ in range(2)]
+    pieces = [iter(turn) for turn in turns]
+    for piece in pieces:
+        next(piece)
+    client.close()
+    assert set(server.cancelled) == {turn.request_id for turn in turns}
+    assert {call.request.request_id for call in server.calls("CancelGeneration")} == set(server.cancelled)
+    assert [list(piece) for piece in pieces] == [[], []]
+
+
+async def test_closing_an_asyncio_client_does_so_too(server):
+    server.on("GenerateStream", server.slow_turn)
+    client = AsyncClient(server.target)
+    turn = (await client.create_session()).chat("Hello")
+    events = turn.events()
+    await anext(events)
+    await client.close()
+    assert list(server.cancelled) == [turn.request_id]
+    await events.aclose()
+
+
 def test_heartbeats_count_as_events_of_the_log(server, result):
     line = Line(server, [3])
 
