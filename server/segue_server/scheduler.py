@@ -329,7 +329,7 @@ class Scheduler:
         start = sequence.cache.computed + turn.restore_planned
         slot = self.tiers.slot(sequence.session_id, start)
         if slot is None:
-            turn.restore_end = 0  # lost on the way: the rest is computed
+            turn.restore_end = start  # the rest was lost on the way, and is computed
             return False
         segment = slot.segment
         if segment.tier is Tier.DISK and not segment.ready:

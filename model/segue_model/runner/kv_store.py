@@ -237,7 +237,8 @@ class KvStore:
         try:
             kv = _read_checked(file) if file else None
         except (OSError, ValueError) as error:
-            log.warning("KV on disk is lost and will be computed again: %s", error)
+            if key in self.keys():  # else it has been dropped meanwhile
+                log.warning("KV on disk is lost and will be computed again: %s", error)
         if kv is None:
             self._fail(key)
         else:
