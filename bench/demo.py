@@ -4,25 +4,15 @@ Everything shown is read from the outside: the turns through the gRPC client, th
 """
 
 import re
-import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+
+from _server import START_TIMEOUT, running_server
 
 from segue_client import Client, Session, Turn
 
 QUESTIONS = ("What is the capital of France?", "What is it famous for?")
-START_TIMEOUT = 60.0  # seconds
-
-
-class Addresses(NamedTuple):
-    """Where the server listens."""
-
-    grpc: str
-    metrics: str
 
 
 def main() -> int:
@@ -72,32 +62,6 @@ def show_cache(metrics_url: str) -> None:
     held = re.findall(r'^segue_kv_bytes\{class="(\w+)".*tier="device"\} (\S+)$', text, re.MULTILINE)
     shown = ", ".join(f"{name} {float(value):,.0f}" for name, value in held if float(value))
     print(f"  /metrics: segue_kv_bytes {shown or '0'}\n")
-
-
-@contextmanager
-def running_server() -> Iterator[Addresses]:
-    """A server on free ports of 127.0.0.1, stopped by SIGTERM at the end."""
-    ports = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
-    command = [sys.executable, "-m", "segue_server", *ports]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            yield _addresses(server)
-        finally:
-            server.terminate()
-            server.communicate(timeout=START_TIMEOUT)
-
-
-def _addresses(server: "subprocess.Popen[str]") -> Addresses:
-    """Read where it listens from what it logs."""
-    seen: list[str] = []
-    found: dict[str, str] = {}
-    for line in server.stderr or ():
-        seen.append(line)
-        if match := re.search(r"serving .* on (\S+)$", line):
-            found["grpc"] = match[1]
-        if match := re.search(r"metrics on (\S+)$", line):
-            return Addresses(found["grpc"], match[1])
-    raise RuntimeError("the server did not start:\n" + "".join(seen))
 
 
 if __name__ == "__main__":
