@@ -17,7 +17,16 @@ from segue_server.events import Event, Failed, Finished, Tokens
 from segue_server.jobs import Sink
 from segue_server.ledger.gate import LedgerGate
 from segue_server.ledger.journal import Journal, TurnRef
-from segue_server.ledger.records import Record, SessionCreated, Slid, TokensAppended, TurnBegan, TurnEnded
+from segue_server.ledger.records import (
+    Record,
+    SessionCreated,
+    SessionDeleted,
+    SessionExpired,
+    Slid,
+    TokensAppended,
+    TurnBegan,
+    TurnEnded,
+)
 from segue_server.ledger.schema import LedgerError
 from segue_server.ledger.store import LedgerStore
 from segue_server.ledger.writer import LedgerWriter
@@ -427,6 +436,27 @@ async def test_a_slide_that_was_lost_with_its_turn_still_reaches_the_file(store:
     assert reopened(store.path) == {"s": ([1, 4, 7], [(2, 3, FinishReason.EOS)])}
 
 
+async def test_what_has_changed_for_good_is_written_later(store: Store) -> None:
+    """A session that has expired in memory is not back after the next start because the disk was full once."""
+    async with running(store) as bench:
+        await bench.thread.record(created("s"), created("t"))
+        store.full()
+        lost = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def answer(error: LedgerUnavailable | None) -> None:
+            assert error
+            loop.call_soon_threadsafe(lost.set)
+
+        bench.thread.post(lambda: bench.gate.record([SessionExpired("s", 9.0)], answer, lasting=True))
+        await asyncio.wait_for(lost.wait(), 5.0)
+        with pytest.raises(LedgerUnavailable):
+            await bench.thread.record(SessionDeleted("t"))
+        store.failure = None
+        await bench.thread.record(created("s"))
+    assert set(reopened(store.path)) == {"s", "t"}
+
+
 async def test_without_a_ledger_a_record_is_nothing() -> None:
     thread = EngineThread(ScriptedEngine(Journal()), on_crash=lambda _: None)
     thread.start()
@@ -443,6 +473,7 @@ async def test_what_was_published_before_a_crash_comes_before_the_news_of_it(sto
         await bench.thread.record(created("s"))
         turn = TurnRef("s", 0, sink)
         store.free.clear()
+        store.entered.clear()
 
         def last_words() -> None:
             bench.engine.begin(turn, [1])

@@ -11,7 +11,7 @@ from segue_server.errors import LedgerUnavailable
 from segue_server.events import Event, Failed
 from segue_server.jobs import Sink
 from segue_server.ledger.journal import Entry, Journal
-from segue_server.ledger.records import Record, Slid, TurnRevoked
+from segue_server.ledger.records import Record, TurnRevoked
 from segue_server.ledger.store import LedgerStore
 from segue_server.ledger.writer import LedgerStats, LedgerWriter, Lost
 
@@ -52,10 +52,13 @@ class LedgerGate:
         self._writer = LedgerWriter(self._store, deliver=self._let_go, on_loss=wake)
         self._writer.start()
 
-    def record(self, records: Sequence[Record], answer: Answer) -> None:
-        """Note what a call changes; `answer` is called when it is in the file or lost. Engine thread."""
+    def record(self, records: Sequence[Record], answer: Answer, *, lasting: bool = False) -> None:
+        """Note what a call changes; `answer` is called when it is in the file or lost. Engine thread.
+
+        What is lost is not written later, unless it is `lasting`: then it goes in with the first write that succeeds.
+        """
         for record in records:
-            self._journal.append(record)
+            self._journal.append(record, lasting=lasting)
         self._answers.append(answer)
 
     def publish(self, outbox: Outbox) -> None:
@@ -82,15 +85,15 @@ class LedgerGate:
     def _take_back(self, lost: Lost[Step], current: Step) -> None:
         """Fail every turn that has a record in what is lost, and the step that builds on it; let the others go on.
 
-        A ledger that slid stays so in memory, and therefore must in the file.
+        What has changed in memory for good, such as a ledger that slid, still has to reach the file.
         """
         steps = [*lost.payloads, current]
         turns = {id(entry.turn.sink): entry.turn for step in steps for entry in step.entries if entry.turn}
         for turn in turns.values():
             self._revoke_in_engine(turn.session_id, turn.start)
         self._journal.take()  # what the engine notes of that is what TurnRevoked says
-        slid = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, Slid)]
-        self._writer.resume([*slid, *(TurnRevoked(turn.session_id) for turn in turns.values())])
+        lasting = [entry.record for step in steps for entry in step.entries if entry.lasting]
+        self._writer.resume([*lasting, *(TurnRevoked(turn.session_id) for turn in turns.values())])
         others = [(sink, event) for step in steps for sink, event in step.outbox if id(sink) not in turns]
         self._deliver([*others, *((turn.sink, Failed(lost.error, turn.start)) for turn in turns.values())])
         for answer in (answer for step in steps for answer in step.answers):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from segue_server.jobs import Sink
-from segue_server.ledger.records import Record
+from segue_server.ledger.records import Record, Slid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,8 @@ class TurnRef:
 @dataclass(frozen=True, slots=True)
 class Entry:
     record: Record
-    turn: TurnRef | None = None  # None: a record of a call, whose caller waits for it
+    turn: TurnRef | None = None  # None: a record of a call
+    lasting: bool = False  # memory has changed for good: if it cannot be written now, it is written later
 
 
 class Journal:
@@ -27,8 +28,8 @@ class Journal:
     def __init__(self) -> None:
         self._entries: list[Entry] = []
 
-    def append(self, record: Record, turn: TurnRef | None = None) -> None:
-        self._entries.append(Entry(record, turn))
+    def append(self, record: Record, turn: TurnRef | None = None, *, lasting: bool = False) -> None:
+        self._entries.append(Entry(record, turn, lasting or isinstance(record, Slid)))
 
     def take(self) -> list[Entry]:
         """The entries since the last call."""
