@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -569,7 +570,7 @@ async def test_a_score_that_is_given_up_leaves_nothing(serve: Serve) -> None:
         (range(64), {"session_id": "", "max_tokens": 1}),
     ],
 )
-async def test_an_estimate_comes_true(serve: Serve, prompt: Sequence[int] | None, fields: dict[str, object]) -> None:
+async def test_an_estimate_comes_true(serve: Serve, prompt: Sequence[int] | None, fields: dict[str, Any]) -> None:
     """What it says is to be computed, held and evicted is what the same call then computes, holds and evicts."""
     async with serve(pages=24) as bench:
         for name in ("old-1", "old-2"):
@@ -594,7 +595,7 @@ async def test_an_estimate_says_which_error_the_call_would_get(serve: Serve) -> 
     async with serve(pages=32, max_queued=1, max_running=1) as bench:
         await bench.create()
         await bench.ask(range(20), max_tokens=2)
-        cases: list[tuple[str, Sequence[int] | None, dict[str, object]]] = [
+        cases: list[tuple[str, Sequence[int] | None, dict[str, Any]]] = [
             ("SESSION_NOT_FOUND", [1], {"session_id": "nobody"}),
             ("POSITION_MISMATCH", [1], {"expected_position": 3}),
             ("CONTEXT_EXCEEDED", [1] * 1600, {}),
