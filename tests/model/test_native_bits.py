@@ -10,7 +10,8 @@ import torch
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.runner.base import Slice, Want
-from segue_model.runner.native import NativeRunner, NativeUnavailable, build
+from segue_model.runner.native import NativeRunner, NativeUnavailable
+from segue_model.runner.native.build import build
 from segue_model.runner.native.native_runner import MAX_ROWS, KvDtype, WeightsFormat
 
 VOCAB, CONTEXT, PAGES = 96, 640, 400

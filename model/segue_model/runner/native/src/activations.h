@@ -1,4 +1,4 @@
-// The inputs of the linears: rows of floats rounded to int8 in groups of 32, or to bf16, and RMSNorm before that.
+// The inputs of the linears: rows of floats rounded to int8 in groups of 32, or narrowed for bf16, and RMSNorm before that.
 #pragma once
 #include "matrix.h"
 #include "memory.h"
@@ -20,7 +20,7 @@ struct Activations {
   float* scale = nullptr;     // [rows][groups]
   float* weighted = nullptr;  // [rows][groups]     scale * sum of the group's codes: meets the weights' least
   int32_t* zero = nullptr;    // [rows][groups * 2] -128 * sum of a half group's codes: meets the weights' + 128
-  uint16_t* bf16 = nullptr;   // [rows][groups * 32]
+  Narrow* narrow = nullptr;   // [rows][groups * 32] for bf16 weights
 
   static Activations take(Arena& arena, int rows, int groups) {
     const size_t n = size_t(rows) * groups;
@@ -30,7 +30,7 @@ struct Activations {
     a.scale = arena.take<float>(n);
     a.weighted = arena.take<float>(n);
     a.zero = arena.take<int32_t>(n * 2);
-    a.bf16 = arena.take<uint16_t>(n * kGroup);
+    a.narrow = arena.take<Narrow>(n * kGroup);
     return a;
   }
 };
@@ -59,8 +59,8 @@ SEGUE_INLINE void prepare_row(const Activations& a, int row, Needs needs, Value 
     const F32 low = value(group * kGroup), high = value(group * kGroup + 16);
     if (needs.integer) quantise_group(a, at, low, high);
     if (needs.bf16) {
-      store_bf16(a.bf16 + at * kGroup, low);
-      store_bf16(a.bf16 + at * kGroup + 16, high);
+      store_narrow(a.narrow + at * kGroup, low);
+      store_narrow(a.narrow + at * kGroup + 16, high);
     }
   }
 }

@@ -62,7 +62,7 @@ inline void clear(Partial& partial, int queries, int width) {
   std::fill_n(partial.mixed, size_t(queries) * width, 0.0f);
 }
 
-// Scores of one query in a segment to weights, in place. base: position of column 0; columns [begin, end).
+// Scores of one query in a segment to weights. base: position of column 0; columns [begin, end).
 template <class Page>
 inline void soften(Weights& w, int query, int begin, int end, int base, Sight sight, Partial& out) {
   float* scores = w.plain + query * kSegment;
@@ -85,8 +85,7 @@ inline void soften(Weights& w, int query, int begin, int end, int base, Sight si
       lanes = exp(sub(load(scores + column), splat(peak)));
       if (first > 0 || last < kPage) lanes = keep(lanes, first, last, 0.0f);
     }
-    store(scores + column, lanes);
-    Page::finish_weights(w, query, column);
+    Page::store_weights(w, query, column, lanes);
     total = add(total, lanes);
   }
   out.total[query] = sum(total);

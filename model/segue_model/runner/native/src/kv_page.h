@@ -24,7 +24,7 @@ enum class KvType : int32_t { float32 = 0, bf16 = 1, int8 = 2 };
 // Up to kQueries queries, rotated and scaled, in the element type of the pages they meet.
 struct Queries {
   alignas(64) float plain[kQueries * kMaxWidth];
-  alignas(64) uint16_t bf16[kQueries * kMaxWidth];
+  alignas(64) Narrow narrow[kQueries * kMaxWidth];
   alignas(64) int8_t codes[kQueries * kMaxWidth];
   float scale[kQueries];
   int32_t zero[kQueries];  // -128 * sum of the codes: meets the keys' + 128
@@ -33,7 +33,7 @@ struct Queries {
 // Scores, then weights, of a segment.
 struct Weights {
   alignas(64) float plain[kQueries * kSegment];
-  alignas(64) uint16_t bf16[kQueries * kSegment];
+  alignas(64) Narrow narrow[kQueries * kSegment];
 };
 
 struct PageF32 {
@@ -52,7 +52,9 @@ struct PageF32 {
   }
 
   static void prepare(Queries&, int, int) {}
-  static void finish_weights(Weights&, int, int) {}
+  static void store_weights(Weights& w, int query, int column, F32 weights) {
+    store(w.plain + query * kSegment + column, weights);
+  }
 
   // Scores of N queries, from `query` on, against the 16 keys of a page: weights.plain[query][column ..]
   template <int N>
@@ -109,17 +111,17 @@ struct PageBf16 {
   }
 
   static void prepare(Queries& q, int query, int width) {
-    for (int i = 0; i < width; i += kLanes) store_bf16(q.bf16 + query * width + i, load(q.plain + query * width + i));
+    for (int i = 0; i < width; i += kLanes) store_narrow(q.narrow + query * width + i, load(q.plain + query * width + i));
   }
-  static void finish_weights(Weights& w, int query, int column) {
-    store_bf16(w.bf16 + query * kSegment + column, load(w.plain + query * kSegment + column));
+  static void store_weights(Weights& w, int query, int column, F32 weights) {
+    store_narrow(w.narrow + query * kSegment + column, weights);
   }
 
   template <int N>
   static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int column) {
     F32 even[N], odd[N];
     SEGUE_UNROLL for (int i = 0; i < N; i++) even[i] = odd[i] = zero();
-    const uint16_t* x = q.bf16 + query * width;
+    const Narrow* x = q.narrow + query * width;
     for (int d = 0; d < width; d += 4) {
       const Bytes first = load_bytes(page + d * 32), second = load_bytes(page + (d + 2) * 32);
       SEGUE_UNROLL for (int i = 0; i < N; i++) {
@@ -136,7 +138,7 @@ struct PageBf16 {
     F32 acc[N][V];
     SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++)
       acc[i][j] = load(mixed + (query + i) * width + channel + j * kLanes);
-    const uint16_t* weight = w.bf16 + query * kSegment + column;
+    const Narrow* weight = w.narrow + query * kSegment + column;
     for (int p = 0; p < kPage; p += 2)
       SEGUE_UNROLL for (int j = 0; j < V; j++) {
         const Bytes v = load_bytes(values + p * width + j * 32);
@@ -200,7 +202,9 @@ struct PageInt8 {
     }
     q.zero[query] = -128 * sum(total);
   }
-  static void finish_weights(Weights&, int, int) {}
+  static void store_weights(Weights& w, int query, int column, F32 weights) {
+    store(w.plain + query * kSegment + column, weights);
+  }
 
   template <int N>
   static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int column) {

@@ -1,4 +1,4 @@
-// Weights and inputs in bf16, sums in float32.
+// Weights in bf16, inputs in what multiplies them fastest, sums in float32.
 #pragma once
 #include "linear_tile.h"
 
@@ -9,7 +9,7 @@ void bf16_tile(const Matrix& matrix, int pair, const Activations& x, int row, co
   constexpr int kBytes = block_bytes(Form::Bf16);
   const uint8_t* block = matrix.pair(pair);
   const size_t stride = size_t(x.groups) * kGroup;
-  const uint16_t* values = x.bf16 + row * stride;
+  const Narrow* values = x.narrow + row * stride;
   Accumulators<Rows> acc;
   for (int g = 0; g < x.groups; g++, values += kGroup) {
     SEGUE_UNROLL for (int n = 0; n < 2; n++, block += kBytes) {

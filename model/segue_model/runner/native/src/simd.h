@@ -1,6 +1,9 @@
 // Vectors of 16 lanes, one vocabulary for three instruction sets; the kernels are written once against it.
 //
 //   F32    16 floats          I32    16 signed 32-bit integers          Bytes  64 bytes: 16 lanes of four
+//   Narrow   what is multiplied with bf16: bf16 too where there is a dot product of pairs, else float
+//
+//   dot_bf16(acc, a, x)   each lane: acc + the dot product of its two bf16 with the two at x
 //
 // Every operation is one rounding at most, so a kernel means the same sequence of roundings however it is tiled.
 // Integer dot products are exact in every instruction set.
@@ -43,8 +46,7 @@ SEGUE_INLINE F32 exp(F32 x) {
   const F32 n_float = to_f32(n);
   F32 r = fma(n_float, splat(-0.693359375f), x);  // ln 2 in two pieces, the first exact in few bits
   r = fma(n_float, splat(2.12194440e-4f), r);
-  F32 p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
+  F32 p = splat(1.3981999507e-3f);
   p = fma(p, r, splat(8.3334519073e-3f));
   p = fma(p, r, splat(4.1665795894e-2f));
   p = fma(p, r, splat(1.6666665459e-1f));

@@ -136,14 +136,10 @@ SEGUE_INLINE I32 dot_u4s8(I32 acc, Bytes a, const int8_t* x) {  // codes below 1
           _mm256_add_epi32(acc.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(a.hi, four), one))};
 }
 
-SEGUE_INLINE void store_bf16(uint16_t* p, F32 a) {
-  alignas(32) float lanes[16];
-  store(lanes, a);
-  for (int i = 0; i < 16; i++) p[i] = to_bf16(lanes[i]);
-}
-// Each lane: acc + the dot product of its two bf16 with the two at x.
-SEGUE_INLINE F32 dot_bf16(F32 acc, Bytes a, const uint16_t* x) {
-  const __m256 first = _mm256_set1_ps(from_bf16(x[0])), second = _mm256_set1_ps(from_bf16(x[1]));
+using Narrow = float;
+SEGUE_INLINE void store_narrow(Narrow* p, F32 a) { store(p, a); }
+SEGUE_INLINE F32 dot_bf16(F32 acc, Bytes a, const Narrow* x) {
+  const __m256 first = _mm256_set1_ps(x[0]), second = _mm256_set1_ps(x[1]);
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   const auto half = [&](__m256 sum, __m256i pair) {
     sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), first, sum);

@@ -116,18 +116,13 @@ SEGUE_INLINE I32 dot_u8s8(I32 acc, Bytes a, const int8_t* x) { return dot_bytes<
 SEGUE_INLINE I32 dot_u4s8(I32 acc, Bytes a, const int8_t* x) { return dot_bytes<uint8_t>(acc, a, x); }
 SEGUE_INLINE I32 dot_s8u8(I32 acc, Bytes a, const uint8_t* x) { return dot_bytes<int8_t>(acc, a, x); }
 
-SEGUE_INLINE void store_bf16(uint16_t* p, F32 a) {
-  for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
-}
-// Each lane: acc + the dot product of its two bf16 with the two at x.
-SEGUE_INLINE F32 dot_bf16(F32 acc, Bytes a, const uint16_t* x) {
+using Narrow = float;
+SEGUE_INLINE void store_narrow(Narrow* p, F32 a) { store(p, a); }
+SEGUE_INLINE F32 dot_bf16(F32 acc, Bytes a, const Narrow* x) {
   uint16_t pairs[32];
   std::memcpy(pairs, a.v, sizeof pairs);
-  const float first = from_bf16(x[0]), second = from_bf16(x[1]);
-  for (int i = 0; i < 16; i++) {
-    acc.v[i] = from_bf16(pairs[2 * i]) * first + acc.v[i];
-    acc.v[i] = from_bf16(pairs[2 * i + 1]) * second + acc.v[i];
-  }
+  for (int i = 0; i < 16; i++) acc.v[i] = from_bf16(pairs[2 * i]) * x[0] + acc.v[i];
+  for (int i = 0; i < 16; i++) acc.v[i] = from_bf16(pairs[2 * i + 1]) * x[1] + acc.v[i];
   return acc;
 }
 
