@@ -15,6 +15,7 @@
 
 from segue.v1.generation_pb2 import Finished, Heartbeat, PrefillProgress, Queued, Started, Tokens
 from segue.v1.session_pb2 import Session as SessionInfo
+from segue.v1.session_pb2 import SessionEvent, TurnSpan
 from segue.v1.types_pb2 import Usage
 from segue_client.channel import Timeouts
 from segue_client.client import AsyncClient, Client
@@ -63,7 +64,7 @@ from segue_client.errors import (
     Unavailable,
     Unimplemented,
 )
-from segue_client.events import Completion, Event, FinishReason, Timings
+from segue_client.events import Completion, Event, FinishReason, SessionTokens, Timings
 from segue_client.options import (
     AppendOptions,
     ConnectionOptions,
@@ -72,9 +73,11 @@ from segue_client.options import (
     Message,
     SessionOptions,
     TurnOptions,
+    UpdateOptions,
 )
 from segue_client.session import AsyncSession, Session
 from segue_client.turn import AsyncTurn, Turn
+from segue_client.watch import AsyncWatch, Watch
 
 __all__ = [
     "Aborted",
@@ -83,6 +86,7 @@ __all__ = [
     "AsyncClient",
     "AsyncSession",
     "AsyncTurn",
+    "AsyncWatch",
     "Cancelled",
     "Client",
     "Completion",
@@ -127,12 +131,14 @@ __all__ = [
     "SegueError",
     "Session",
     "SessionBusy",
+    "SessionEvent",
     "SessionExists",
     "SessionExpired",
     "SessionInfo",
     "SessionLimit",
     "SessionNotFound",
     "SessionOptions",
+    "SessionTokens",
     "SnapshotCorrupt",
     "SnapshotIncompatible",
     "Started",
@@ -142,8 +148,11 @@ __all__ = [
     "Tokens",
     "Turn",
     "TurnOptions",
+    "TurnSpan",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",
+    "UpdateOptions",
     "Usage",
+    "Watch",
 ]

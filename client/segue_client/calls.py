@@ -23,6 +23,7 @@ from segue_client.options import (
     Message,
     SessionOptions,
     TurnOptions,
+    UpdateOptions,
 )
 
 RequestT = TypeVar("RequestT", bound=ProtoMessage)
@@ -56,6 +57,23 @@ FORK_SESSION = Method(
     "/segue.v1.SessionService/ForkSession", session_pb2.ForkSessionRequest, session_pb2.ForkSessionResponse
 )
 REWIND_SESSION = Method("/segue.v1.SessionService/RewindSession", session_pb2.RewindSessionRequest, session_pb2.Session)
+UPDATE_SESSION = Method("/segue.v1.SessionService/UpdateSession", session_pb2.UpdateSessionRequest, session_pb2.Session)
+READ_SESSION_TOKENS = Method(
+    "/segue.v1.SessionService/ReadSessionTokens",
+    session_pb2.ReadSessionTokensRequest,
+    session_pb2.ReadSessionTokensResponse,
+)
+WATCH_SESSIONS = Method(
+    "/segue.v1.SessionService/WatchSessions", session_pb2.WatchSessionsRequest, session_pb2.SessionEvent
+)
+SCORE_TOKENS = Method(
+    "/segue.v1.GenerationService/ScoreTokens", generation_pb2.ScoreTokensRequest, generation_pb2.ScoreTokensResponse
+)
+ESTIMATE_GENERATION = Method(
+    "/segue.v1.GenerationService/EstimateGeneration",
+    generation_pb2.GenerateRequest,
+    generation_pb2.EstimateGenerationResponse,
+)
 GENERATE = Method(
     "/segue.v1.GenerationService/Generate", generation_pb2.GenerateRequest, generation_pb2.GenerateResponse
 )
@@ -150,9 +168,45 @@ def delete_session(
 
 
 def fork_session(
-    session_id: str, options: ForkOptions
+    session_id: str, count: int | None, options: ForkOptions
 ) -> Call[session_pb2.ForkSessionRequest, session_pb2.ForkSessionResponse]:
-    return Call(FORK_SESSION, requests.fork_session(session_id, options), session_id, options.get("timeout"))
+    return Call(FORK_SESSION, requests.fork_session(session_id, count, options), session_id, options.get("timeout"))
+
+
+def update_session(
+    session_id: str, etag: str, options: UpdateOptions
+) -> Call[session_pb2.UpdateSessionRequest, session_pb2.Session]:
+    request = requests.update_session(session_id, etag, options)
+    return Call(UPDATE_SESSION, request, session_id, options.get("timeout"))
+
+
+def read_tokens(
+    session_id: str, start: int, end: int | None, text: bool, timeout: float | None
+) -> Call[session_pb2.ReadSessionTokensRequest, session_pb2.ReadSessionTokensResponse]:
+    request = session_pb2.ReadSessionTokensRequest(
+        session_id=session_id, start_position=start, end_position=end, return_text=text
+    )
+    return Call(READ_SESSION_TOKENS, request, session_id, timeout)
+
+
+def watch(
+    session_id: str, after_sequence: int | None, timeout: float | None
+) -> Call[session_pb2.WatchSessionsRequest, session_pb2.SessionEvent]:
+    request = session_pb2.WatchSessionsRequest(session_id=session_id, after_sequence=after_sequence)
+    return Call(WATCH_SESSIONS, request, session_id, timeout, runs_model=True)
+
+
+def score(
+    session_id: str, tokens: Sequence[int], top_logprobs: int | None, timeout: float | None
+) -> Call[generation_pb2.ScoreTokensRequest, generation_pb2.ScoreTokensResponse]:
+    request = generation_pb2.ScoreTokensRequest(session_id=session_id, token_ids=tokens, top_logprobs=top_logprobs)
+    return Call(SCORE_TOKENS, request, session_id, timeout, runs_model=True)
+
+
+def estimate(
+    session_id: str, options: TurnOptions
+) -> Call[generation_pb2.GenerateRequest, generation_pb2.EstimateGenerationResponse]:
+    return Call(ESTIMATE_GENERATION, requests.generate(session_id, options), session_id, options.get("timeout"))
 
 
 def rewind_session(

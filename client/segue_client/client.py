@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Self, Unpack
 
-from segue.v1.generation_pb2 import CancelGenerationResponse
+from segue.v1.generation_pb2 import CancelGenerationResponse, EstimateGenerationResponse
 from segue.v1.model_pb2 import Load, ModelInfo, ServerInfo, TokenizeResponse
 from segue.v1.session_pb2 import ListSessionsRequest, ListSessionsResponse
 from segue.v1.session_pb2 import Session as SessionInfo
@@ -29,6 +29,7 @@ from segue_client.options import (
 from segue_client.readiness import NOT_YET, ReadyWait
 from segue_client.session import AsyncSession, Session
 from segue_client.turn import AsyncTurn, Turn
+from segue_client.watch import AsyncWatch, Watch
 
 
 class Client:
@@ -147,6 +148,20 @@ class Client:
     def stream(self, session_id: str = "", **options: Unpack[TurnOptions]) -> Turn:
         """One turn as it comes; see `Turn`. Without a session id, of a session that lives for this turn only."""
         return Turn(self._connection, calls.stream(session_id, options))
+
+    def estimate(self, session_id: str = "", **options: Unpack[TurnOptions]) -> EstimateGenerationResponse:
+        """What `generate` would meet now; see `Session.estimate`."""
+        return self._connection.send(calls.estimate(session_id, options))
+
+    def watch(self, session_id: str = "", *, after_sequence: int | None = None, timeout: float | None = None) -> Watch:
+        """What happens to one session, or to all, from now on or after an event that was seen; see `Watch`.
+
+        Args:
+            session_id: which; empty = all the caller may see.
+            after_sequence: the last event seen; 0 = from the first one on.
+            timeout: seconds; default: Timeouts.turn.
+        """
+        return Watch(self._connection, calls.watch(session_id, after_sequence, timeout))
 
     def cancel(
         self,
@@ -267,6 +282,16 @@ class AsyncClient:
     def stream(self, session_id: str = "", **options: Unpack[TurnOptions]) -> AsyncTurn:
         """See `Client.stream`."""
         return AsyncTurn(self._connection, calls.stream(session_id, options))
+
+    async def estimate(self, session_id: str = "", **options: Unpack[TurnOptions]) -> EstimateGenerationResponse:
+        """See `Client.estimate`."""
+        return await self._connection.send(calls.estimate(session_id, options))
+
+    def watch(
+        self, session_id: str = "", *, after_sequence: int | None = None, timeout: float | None = None
+    ) -> AsyncWatch:
+        """See `Client.watch`."""
+        return AsyncWatch(self._connection, calls.watch(session_id, after_sequence, timeout))
 
     async def cancel(
         self,

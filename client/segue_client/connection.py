@@ -106,6 +106,21 @@ class Connection(_Connection):
         metadata = self.headers.of(call.session_id)
         return method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
 
+    def begin(self, call: Call[RequestT, ResponseT]) -> grpc.CallIterator[ResponseT]:
+        """Sends a call that answers with a stream of messages."""
+        method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
+        metadata = self.headers.of(call.session_id)
+        return method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+
+    def gather(self, call: Call[RequestT, ResponseT]) -> list[ResponseT]:
+        """Carries out a call that answers with a stream, to its end.
+
+        Raises:
+            SegueError: it failed.
+        """
+        with self._failures(call.session_id):
+            return list(self.begin(call))
+
     def settle(self, ledger: Ledger) -> None:
         """Asks where the session stands if that is not certain."""
         if ledger.uncertain:
@@ -160,6 +175,21 @@ class AsyncConnection(_Connection):
         method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
         metadata = self.headers.of(call.session_id)
         return method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+
+    def begin(self, call: Call[RequestT, ResponseT]) -> grpc.aio.UnaryStreamCall[RequestT, ResponseT]:
+        """Sends a call that answers with a stream of messages."""
+        method = self._channel.unary_stream(call.method.path, call.method.serialize, call.method.parse)
+        metadata = self.headers.of(call.session_id)
+        return method(call.request, timeout=call.deadline(self.timeouts), metadata=metadata)
+
+    async def gather(self, call: Call[RequestT, ResponseT]) -> list[ResponseT]:
+        """Carries out a call that answers with a stream, to its end.
+
+        Raises:
+            SegueError: it failed.
+        """
+        with self._failures(call.session_id):
+            return [message async for message in self.begin(call)]
 
     async def settle(self, ledger: Ledger) -> None:
         """Asks where the session stands if that is not certain."""

@@ -24,6 +24,7 @@ from segue.v1.generation_pb2 import (
     Started,
     Tokens,
 )
+from segue.v1.session_pb2 import ReadSessionTokensResponse, TurnSpan
 from segue.v1.types_pb2 import TokenLogprob, Usage
 from segue_client.errors import ErrorDetails, ProtocolError
 
@@ -142,6 +143,32 @@ class Completion:
     def position(self) -> int:
         """The ledger's length after the turn."""
         return self.finished.position
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTokens:
+    """A ledger, or a part of it.
+
+    Attributes:
+        start_position: of the first token here.
+        text: of the tokens, control tokens included; empty unless asked for.
+        turns: where the turns that reach into this part lie in the ledger.
+    """
+
+    start_position: int
+    token_ids: Sequence[int]
+    text: str
+    turns: Sequence[TurnSpan]
+
+    @classmethod
+    def from_chunks(cls, chunks: Sequence[ReadSessionTokensResponse]) -> SessionTokens:
+        """The part that these messages, all of one stream, are the pieces of."""
+        return cls(
+            start_position=chunks[0].start_position if chunks else 0,
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            text="".join(chunk.text for chunk in chunks),
+            turns=tuple(turn for chunk in chunks for turn in chunk.turns),
+        )
 
 
 @dataclass(slots=True)

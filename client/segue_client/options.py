@@ -107,17 +107,22 @@ class TurnOptions(InputOptions, SamplingOptions, StopOptions, OutputOptions, tot
     timeout: float | None  # seconds; default: Timeouts.turn
 
 
-class SettingOptions(SamplingOptions, StopOptions, total=False):
-    """Settings of a session; sampling and stop options become the defaults of its turns."""
+class PolicyOptions(TypedDict, total=False):
+    """Settings of a session that may change while it lives."""
 
     ttl: float | None  # idle seconds until the session expires
     max_context_tokens: int | None
-    kv_dtype: KvDtype | None
     context_policy: ContextPolicy | None
     keep_tokens: int | None
     commit_policy: CommitPolicy | None
     priority: int | None
-    pinned: bool | None
+    pinned: bool | None  # never evicted; takes room for max_context_tokens
+
+
+class SettingOptions(PolicyOptions, SamplingOptions, StopOptions, total=False):
+    """Settings of a session; sampling and stop options become the defaults of its turns."""
+
+    kv_dtype: KvDtype | None
     cache_salt: str | None
 
 
@@ -138,6 +143,14 @@ class ForkOptions(SettingOptions, total=False):
     position: int | None  # default: the whole ledger
     new_session_id: str | None  # default: a new UUID4
     request_id: str | None  # default: a new UUID4
+    timeout: float | None  # seconds; default: Timeouts.unary
+
+
+class UpdateOptions(PolicyOptions, total=False):
+    """Arguments of `update`. What is left out stays; None is the server's default again."""
+
+    display_name: str | None
+    labels: Mapping[str, str] | None  # all of them
     timeout: float | None  # seconds; default: Timeouts.unary
 
 

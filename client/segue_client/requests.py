@@ -5,8 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message as ProtoMessage
 
@@ -18,11 +19,13 @@ from segue_client.options import (
     ListOptions,
     Message,
     OutputOptions,
+    PolicyOptions,
     SamplingOptions,
     SessionOptions,
     SettingOptions,
     StopOptions,
     TurnOptions,
+    UpdateOptions,
     check_names,
 )
 
@@ -100,7 +103,23 @@ def create_session(options: SessionOptions) -> session_pb2.CreateSessionRequest:
     )
 
 
-def fork_session(session_id: str, options: ForkOptions) -> session_pb2.ForkSessionRequest:
+def update_session(session_id: str, etag: str, options: UpdateOptions) -> session_pb2.UpdateSessionRequest:
+    check_names(options, UpdateOptions)
+    own = ("display_name", "labels")
+    paths = [name if name in own else f"settings.{name}" for name in options if name != "timeout"]
+    if not paths:
+        raise ValueError("give at least one option to change")
+    session = session_pb2.Session(
+        session_id=session_id,
+        etag=etag,
+        display_name=options.get("display_name"),
+        labels=options.get("labels"),
+        settings=session_pb2.SessionSettings(**_policies(options)),
+    )
+    return session_pb2.UpdateSessionRequest(session=session, update_mask=FieldMask(paths=paths))
+
+
+def fork_session(session_id: str, count: int | None, options: ForkOptions) -> session_pb2.ForkSessionRequest:
     check_names(options, ForkOptions)
     return session_pb2.ForkSessionRequest(
         session_id=session_id,
@@ -108,6 +127,7 @@ def fork_session(session_id: str, options: ForkOptions) -> session_pb2.ForkSessi
         request_id=options.get("request_id") or new_id(),
         position=options.get("position"),
         settings=_settings(options),
+        count=count,
     )
 
 
@@ -232,19 +252,25 @@ def _output(options: OutputOptions) -> types_pb2.OutputOptions | None:
 def _settings(options: SettingOptions) -> session_pb2.SessionSettings | None:
     return _unless_empty(
         session_pb2.SessionSettings(
-            ttl=_seconds(options.get("ttl")),
-            max_context_tokens=options.get("max_context_tokens"),
+            **_policies(options),
             kv_dtype=_enum(types_pb2.KvDtype, "kv_dtype", options.get("kv_dtype")),
-            context_policy=_enum(types_pb2.ContextPolicy, "context_policy", options.get("context_policy")),
-            keep_tokens=options.get("keep_tokens"),
-            commit_policy=_enum(types_pb2.CommitPolicy, "commit_policy", options.get("commit_policy")),
-            priority=options.get("priority"),
-            pinned=options.get("pinned"),
             cache_salt=options.get("cache_salt"),
             default_sampling=_sampling(options),
             default_stop=_stop(options),
         )
     )
+
+
+def _policies(options: PolicyOptions) -> dict[str, Any]:
+    return {
+        "ttl": _seconds(options.get("ttl")),
+        "max_context_tokens": options.get("max_context_tokens"),
+        "context_policy": _enum(types_pb2.ContextPolicy, "context_policy", options.get("context_policy")),
+        "keep_tokens": options.get("keep_tokens"),
+        "commit_policy": _enum(types_pb2.CommitPolicy, "commit_policy", options.get("commit_policy")),
+        "priority": options.get("priority"),
+        "pinned": options.get("pinned"),
+    }
 
 
 def _unless_empty(message: MessageT) -> MessageT | None:

@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
-from typing import Self, Unpack
+from collections.abc import Sequence
+from typing import Self, Unpack, overload
 
-from segue.v1.generation_pb2 import CancelGenerationResponse
+from segue.v1.generation_pb2 import CancelGenerationResponse, EstimateGenerationResponse, ScoreTokensResponse
 from segue.v1.session_pb2 import Session as SessionInfo
 from segue_client import calls, requests
 from segue_client.connection import AsyncConnection, Connection
-from segue_client.events import Completion
+from segue_client.events import Completion, SessionTokens
 from segue_client.ledger import Ledger
-from segue_client.options import AppendOptions, CommitPolicy, ForkOptions, TurnOptions
+from segue_client.options import AppendOptions, CommitPolicy, ForkOptions, TurnOptions, UpdateOptions
 from segue_client.turn import AsyncTurn, Turn
+from segue_client.watch import AsyncWatch, Watch
 
 
 class _Session:
@@ -114,10 +116,68 @@ class Session(_Session):
         """Ends whatever turn is in flight in this session, another client's included."""
         return self._connection.send(calls.cancel(None, self.id, commit_policy, timeout))
 
-    def fork(self, **options: Unpack[ForkOptions]) -> Session:
-        """A new session that shares this one's ledger, up to `position` if given, and its KV copy-on-write."""
-        response = self._connection.send(calls.fork_session(self.id, options))
-        return Session(self._connection, response.sessions[0])
+    def estimate(self, **options: Unpack[TurnOptions]) -> EstimateGenerationResponse:
+        """What `generate` with these options would meet now: whether it starts, computes and evicts what, and when.
+
+        Nothing changes. An error that the turn would get is its `refusal_reason`.
+        """
+        call = calls.estimate(self.id, options)
+        if _checks_position(options):
+            call.request.expected_position = self.position
+        return self._connection.send(call)
+
+    def score(
+        self, tokens: Sequence[int], *, top_logprobs: int | None = None, timeout: float | None = None
+    ) -> ScoreTokensResponse:
+        """The logprobs of tokens as if they came next; the session stays as it is.
+
+        Example:
+            >>> sum(entry.logprob for entry in session.score(tokens).logprobs)
+        """
+        return self._connection.send(calls.score(self.id, tokens, top_logprobs, timeout))
+
+    def read_tokens(
+        self, start: int = 0, end: int | None = None, *, text: bool = False, timeout: float | None = None
+    ) -> SessionTokens:
+        """The ledger as it is now, from `start` up to `end`, and where its turns lie.
+
+        Raises:
+            PositionBeyondEnd
+        """
+        return SessionTokens.from_chunks(self._connection.gather(calls.read_tokens(self.id, start, end, text, timeout)))
+
+    def watch(self, *, after_sequence: int | None = None, timeout: float | None = None) -> Watch:
+        """What happens to this session, until it ends; see `Client.watch`."""
+        return Watch(self._connection, calls.watch(self.id, after_sequence, timeout))
+
+    def update(self, **options: Unpack[UpdateOptions]) -> None:
+        """Changes the session's settings, name or labels; what is not given stays. Its time to live runs on.
+
+        Example:
+            >>> session.update(ttl=24 * 3600, priority=10, labels={"team": "a"})
+
+        Raises:
+            KvBudget: it is to be pinned, and the server has no room for that.
+            EtagMismatch: the session has changed since this object saw it; `refresh()` first.
+        """
+        self._connection.settle(self._ledger)
+        self._ledger.adopt(self._connection.send(calls.update_session(self.id, self.etag, options)))
+
+    @overload
+    def fork(self, *, count: None = None, **options: Unpack[ForkOptions]) -> Session: ...
+    @overload
+    def fork(self, *, count: int, **options: Unpack[ForkOptions]) -> list[Session]: ...
+    def fork(self, *, count: int | None = None, **options: Unpack[ForkOptions]) -> Session | list[Session]:
+        """A new session that shares this one's ledger, up to `position` if given, and its KV copy-on-write.
+
+        With `count` it is a list of as many, and `new_session_id` what their ids begin with.
+
+        Example:
+            >>> drafts = session.fork(count=8, temperature=1.0)
+        """
+        response = self._connection.send(calls.fork_session(self.id, count, options))
+        children = [Session(self._connection, child) for child in response.sessions]
+        return children[0] if count is None else children
 
     def rewind(self, *, position: int | None = None, turn: int | None = None, timeout: float | None = None) -> None:
         """Cuts the ledger back to `position`, or to the start of `turn` (-1 = the last one).
@@ -181,10 +241,46 @@ class AsyncSession(_Session):
         """See `Session.cancel`."""
         return await self._connection.send(calls.cancel(None, self.id, commit_policy, timeout))
 
-    async def fork(self, **options: Unpack[ForkOptions]) -> AsyncSession:
+    async def estimate(self, **options: Unpack[TurnOptions]) -> EstimateGenerationResponse:
+        """See `Session.estimate`."""
+        call = calls.estimate(self.id, options)
+        if _checks_position(options):
+            call.request.expected_position = self.position
+        return await self._connection.send(call)
+
+    async def score(
+        self, tokens: Sequence[int], *, top_logprobs: int | None = None, timeout: float | None = None
+    ) -> ScoreTokensResponse:
+        """See `Session.score`."""
+        return await self._connection.send(calls.score(self.id, tokens, top_logprobs, timeout))
+
+    async def read_tokens(
+        self, start: int = 0, end: int | None = None, *, text: bool = False, timeout: float | None = None
+    ) -> SessionTokens:
+        """See `Session.read_tokens`."""
+        call = calls.read_tokens(self.id, start, end, text, timeout)
+        return SessionTokens.from_chunks(await self._connection.gather(call))
+
+    def watch(self, *, after_sequence: int | None = None, timeout: float | None = None) -> AsyncWatch:
+        """See `Session.watch`."""
+        return AsyncWatch(self._connection, calls.watch(self.id, after_sequence, timeout))
+
+    async def update(self, **options: Unpack[UpdateOptions]) -> None:
+        """See `Session.update`."""
+        await self._connection.settle(self._ledger)
+        self._ledger.adopt(await self._connection.send(calls.update_session(self.id, self.etag, options)))
+
+    @overload
+    async def fork(self, *, count: None = None, **options: Unpack[ForkOptions]) -> AsyncSession: ...
+    @overload
+    async def fork(self, *, count: int, **options: Unpack[ForkOptions]) -> list[AsyncSession]: ...
+    async def fork(
+        self, *, count: int | None = None, **options: Unpack[ForkOptions]
+    ) -> AsyncSession | list[AsyncSession]:
         """See `Session.fork`."""
-        response = await self._connection.send(calls.fork_session(self.id, options))
-        return AsyncSession(self._connection, response.sessions[0])
+        response = await self._connection.send(calls.fork_session(self.id, count, options))
+        children = [AsyncSession(self._connection, child) for child in response.sessions]
+        return children[0] if count is None else children
 
     async def rewind(
         self,
