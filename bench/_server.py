@@ -1,5 +1,6 @@
 """What the benchmarks and the demo share: a server process on 127.0.0.1, and tables of medians with their spread."""
 
+import argparse
 import random
 import re
 import signal
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+
+from segue_client import Client
 
 START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
@@ -79,9 +82,25 @@ def running_server(*words: str) -> Iterator[Addresses]:
             log.join()
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """For `parse_known_args`: what a benchmark does not know goes to its server."""
+    return argparse.ArgumentParser(
+        description=description,
+        epilog="Other options go to the server, for example: --dtype bfloat16 --threads 1 --runner native",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def random_tokens(vocabulary: int, count: int) -> list[int]:
     """A prompt that no other prompt begins like, so that nothing of it is reused."""
     return random.choices(range(vocabulary), k=count)  # noqa: S311 - no secret
+
+
+def print_served(target: str) -> None:
+    """The runner and the model that the figures belong to."""
+    with Client(target) as client:
+        print(f"{client.server_info().build}, {client.model_info().model_id}")
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

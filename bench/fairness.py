@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-from _server import START_TIMEOUT, print_table, random_tokens, running_server, spread
+from _server import START_TIMEOUT, parser, print_served, print_table, random_tokens, running_server, spread
 
 from segue_client import AsyncClient, PrefillProgress, Started, Tokens
 from segue_client.turn import AsyncTurn
@@ -34,11 +34,9 @@ class Run:
 
 
 def main() -> int:
-    options = parse()
-    words = ["--threads", str(options.threads), "--dtype", options.dtype]
-    if options.chunk_tokens:
-        words += ["--prefill-chunk-tokens", str(options.chunk_tokens)]
-    with running_server(*words) as addresses:
+    options, server_words = parse()
+    with running_server(*server_words) as addresses:
+        print_served(addresses.grpc)
         runs = [asyncio.run(run(addresses.grpc, options.prompt_tokens)) for _ in range(options.runs)]
     milliseconds = {
         "normal gap": [one.normal * 1e3 for one in runs],
@@ -95,14 +93,12 @@ async def longest_chunk(client: AsyncClient, prompt: list[int]) -> float:
     return max(after - before for before, after in pairwise(times))
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt-tokens", type=int, default=4096)
-    parser.add_argument("--chunk-tokens", type=int, default=0, help="the server's chunk; 0 = its default")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="of the server; 0 = one per core")
-    return parser.parse_args()
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """The benchmark's own options, and the words for the server."""
+    options = parser(__doc__)
+    options.add_argument("--prompt-tokens", type=int, default=4096)
+    options.add_argument("--runs", type=int, default=3)
+    return options.parse_known_args()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc
-from _server import START_TIMEOUT, print_table, quantile, running_server, spread
+from _server import START_TIMEOUT, parser, print_served, print_table, quantile, running_server, spread
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from segue_client import AsyncClient
@@ -29,8 +29,9 @@ class Run:
 
 
 def main() -> int:
-    options = parse()
-    with running_server("--threads", str(options.threads), "--dtype", options.dtype) as addresses:
+    options, server_words = parse()
+    with running_server(*server_words) as addresses:
+        print_served(addresses.grpc)
         idle = [asyncio.run(run(addresses.grpc, 0, options.checks)) for _ in range(options.runs)]
         busy = [asyncio.run(run(addresses.grpc, options.streams, options.checks)) for _ in range(options.runs)]
     rows = [
@@ -77,15 +78,14 @@ async def decode(client: AsyncClient, number: int, decoding: asyncio.Event) -> N
             decoding.set()
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--checks", type=int, default=300)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=20.0, help="ms that p99 must stay under")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="of the server; 0 = one per core")
-    return parser.parse_args()
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """The benchmark's own options, and the words for the server."""
+    options = parser(__doc__)
+    options.add_argument("--streams", type=int, default=8)
+    options.add_argument("--checks", type=int, default=300)
+    options.add_argument("--runs", type=int, default=3)
+    options.add_argument("--limit", type=float, default=20.0, help="ms that p99 must stay under")
+    return options.parse_known_args()
 
 
 if __name__ == "__main__":

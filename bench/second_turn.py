@@ -10,18 +10,15 @@ import sys
 import time
 import uuid
 
-from _server import print_table, random_tokens, running_server, spread
+from _server import parser, print_served, print_table, random_tokens, running_server, spread
 
 from segue_client import Client, Session, Tokens
 
 
 def main() -> int:
-    options = parse()
-    with (
-        running_server("--threads", str(options.threads), "--dtype", options.dtype) as addresses,
-        Client(addresses.grpc) as client,
-    ):
-        client.wait_ready()
+    options, server_words = parse()
+    with running_server(*server_words) as addresses, Client(addresses.grpc) as client:
+        print_served(addresses.grpc)
         first_token(client.create_session(), [1, 2, 3])  # warm-up
         rows = [row(client, history, options) for history in options.history]
     print_table(("history", "warm ms", "recomputed ms", "ratio"), rows)
@@ -59,14 +56,13 @@ def first_token(session: Session, tokens: list[int]) -> float:
     raise RuntimeError("the turn ended without a token")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--history", type=int, nargs="+", default=[0, 1024, 4096])
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="of the server; 0 = one per core")
-    return parser.parse_args()
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """The benchmark's own options, and the words for the server."""
+    options = parser(__doc__)
+    options.add_argument("--history", type=int, nargs="+", default=[0, 1024, 4096])
+    options.add_argument("--prompt-tokens", type=int, default=32)
+    options.add_argument("--runs", type=int, default=3)
+    return options.parse_known_args()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-from _server import print_table, quantile, random_tokens, running_server, spread
+from _server import parser, print_served, print_table, quantile, random_tokens, running_server, spread
 
 from segue_client import AsyncClient, Tokens
 
@@ -27,9 +27,10 @@ class Run:
 
 
 def main() -> int:
-    options = parse()
-    with running_server("--dtype", options.dtype, "--threads", str(options.threads)) as addresses:
-        print(f"dtype {options.dtype}, prompts of {options.prompt_tokens}, {options.new_tokens} new tokens each")
+    options, server_words = parse()
+    with running_server(*server_words) as addresses:
+        print_served(addresses.grpc)
+        print(f"prompts of {options.prompt_tokens} tokens, {options.new_tokens} new tokens each")
         rows = [row(addresses.grpc, count, options) for count in options.streams]
     print_table(("streams", "tokens/s", "TTFT p50 ms", "inter-token p99 ms"), rows)
     print(f"median (smallest..largest) of {options.runs} runs")
@@ -67,15 +68,14 @@ async def stream(client: AsyncClient, prompt: list[int], new_tokens: int) -> lis
     return [time.perf_counter() async for event in turn.events() if isinstance(event, Tokens) and event.token_ids]
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="of the server; 0 = one per core")
-    return parser.parse_args()
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """The benchmark's own options, and the words for the server."""
+    options = parser(__doc__)
+    options.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    options.add_argument("--prompt-tokens", type=int, default=64)
+    options.add_argument("--new-tokens", type=int, default=64)
+    options.add_argument("--runs", type=int, default=3)
+    return options.parse_known_args()
 
 
 if __name__ == "__main__":
