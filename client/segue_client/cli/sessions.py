@@ -17,9 +17,12 @@ from segue.v1.types_pb2 import CacheTier
 from segue_client.channel import DEFAULT_TARGET
 from segue_client.cli import arguments
 from segue_client.cli.exits import connected
+from segue_client.cli.session_calls import fork, rewind, tokens, update, watch
 from segue_client.cli.text import as_document, printable, since, size
 
-app = typer.Typer(no_args_is_help=True, help="List, show and delete sessions.")
+app = typer.Typer(no_args_is_help=True, help="List, show, change, watch and delete sessions.")
+for _command in (fork, rewind, update, tokens, watch):
+    app.command()(_command)
 
 
 @app.command("list")
