@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from segue_model.checkpoint import CheckpointError
-from segue_model.runner.native import NativeUnavailable, build
-from segue_model.runner.native.build import ISAS
+from segue_model.runner.native import NativeUnavailable
+from segue_model.runner.native.build import ISAS, build
 from segue_server.app import run
 from segue_server.config import ConfigError, add_options, from_arguments
+from segue_server.errors import SegueError
 from segue_server.health_check import check
+from segue_server.ledger.schema import LedgerError
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -28,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
         config = from_arguments(arguments)
         logging.basicConfig(level=config.log_level.upper(), format=_LOG_FORMAT)
         return asyncio.run(run(config))
-    except (ConfigError, CheckpointError, NativeUnavailable, OSError, ValueError) as error:
+    except (ConfigError, CheckpointError, LedgerError, NativeUnavailable, SegueError, OSError, ValueError) as error:
         sys.stderr.write(f"segue-server: {error}\n")
         return 2
 

@@ -23,6 +23,9 @@ from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_admin_server, build_server
+from segue_server.ledger.gate import LedgerGate
+from segue_server.ledger.journal import Journal
+from segue_server.ledger.store import LedgerStore, open_ledger
 from segue_server.metrics import Build, SegueCollector
 from segue_server.runners import make_runner
 from segue_server.served import ServedModel
@@ -98,10 +101,18 @@ def limits_of(config: ServerConfig, served: ServedModel, runner: Runner) -> Limi
 async def serving(config: ServerConfig) -> AsyncIterator[Running]:
     """A server that answers on its ports for as long as the block lasts, and is drained at its end.
 
-    Raises OSError, naming the address, when a port is taken, and what `load` raises.
+    Raises OSError, naming the address, when a port is taken, LedgerError, and what `load` and `restore` raise.
     """
+    with _ledger(config.ledger) as store:
+        async with _serving(config, store) as running:
+            yield running
+
+
+@contextlib.asynccontextmanager
+async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIterator[Running]:
     served, runner = await asyncio.to_thread(load, config)
     crashed = asyncio.Event()
+    journal = Journal() if store else None
     limits = limits_of(config, served, runner)
     engine = Engine(
         runner,
@@ -109,11 +120,15 @@ async def serving(config: ServerConfig) -> AsyncIterator[Running]:
         step_tokens=config.prefill_chunk_tokens,
         slow_reader_limit=config.slow_reader_limit,
         kv_dtype=served.kv_dtype,
+        journal=journal,
     )
-    thread = EngineThread(engine, on_crash=lambda _: crashed.set())
+    gate = LedgerGate(store, journal, revoke=engine.revoke) if store and journal else None
+    thread = EngineThread(engine, on_crash=lambda _: crashed.set(), ledger=gate)
     service = Service(
         served, thread, limits, version=version("segue"), build=runner.name, queue_timeout=config.queue_timeout
     )
+    if store:
+        log.info("ledger %s: %d sessions", store.path, service.restore(store.recover(), store.tombstones()))
     calls = CallStats(_methods())
     build = Build(
         version=version("segue"),
@@ -169,6 +184,17 @@ async def run(config: ServerConfig) -> int:
         running.health.drain()
         await asyncio.sleep(DRAIN_NOTICE)
     return int(running.crashed.is_set())
+
+
+@contextlib.contextmanager
+def _ledger(path: str) -> Iterator[LedgerStore | None]:
+    """The durable ledger, if there is to be one; closed at the end, also where the server never starts."""
+    store = open_ledger(path)
+    try:
+        yield store
+    finally:
+        if store:
+            store.close()
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ class ServerConfig:
     weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
     threads: int = 0  # 0 = one per core
     kv_bytes: int = 1024 * MIB
+    ledger: str = ":memory:"
     max_context_tokens: int = 0  # 0 = the model's
     max_running: int = 64
     max_queued: int = 256
@@ -79,6 +80,7 @@ _HELP = {
     "weights": "of the native runner, for checkpoints in floating point: auto = bf16; GGUF blocks stay as they are",
     "threads": "compute threads; 0 = one per core",
     "kv_bytes": "bytes of the KV pool; a suffix KiB, MiB or GiB is understood",
+    "ledger": "file that keeps sessions and their tokens across restarts; :memory: = nothing is kept",
     "max_context_tokens": "longest context of a session; 0 = the model's own",
     "max_running": "turns in the batch at once",
     "max_queued": "turns waiting for a place; more are refused with QUEUE_FULL",

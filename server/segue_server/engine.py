@@ -6,6 +6,7 @@ events.
 
 import logging
 import time
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionEx
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
 from segue_server.foresight import Foresight, Speeds, foresee
 from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
+from segue_server.ledger.journal import Journal, TurnRef
+from segue_server.ledger.records import Record, Slid, TokensAppended, TurnBegan, TurnEnded
 from segue_server.mover import KvMover, Offload
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
 from segue_server.scheduler import Plan, Scheduler, Work
@@ -59,9 +62,10 @@ class Engine:
         slow_reader_limit: float = 30.0,
         kv_dtype: str = "",
         offload: Offload | None = None,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OSError when the directory of a disk tier cannot be made."""
+        """`journal` is told of every change of a ledger. Raises OSError when a disk tier's directory cannot be made."""
         offload = offload or Offload()
         self.runner = runner
         self.stats = EngineStats()
@@ -76,6 +80,7 @@ class Engine:
         self.clock = clock
         self._slow_reader_limit = slow_reader_limit
         self._kv_dtype = kv_dtype
+        self._journal = journal
         self._jobs: dict[str, Job] = {}  # by request id
         self._outbox: list[tuple[Sink, Event]] = []
         self._seconds_per_token = 0.0  # of prefill, smoothed: what losing a token of KV would cost
@@ -85,6 +90,15 @@ class Engine:
     def open(self, session_id: str, *, priority: int, pinned: bool, salt: str | None = None) -> None:
         """Begin an empty ledger."""
         self.scheduler.open(session_id, priority=priority, pinned=pinned, salt=salt, now=self.clock())
+
+    def restore(
+        self, session_id: str, tokens: "array[int]", *, priority: int, pinned: bool, salt: str | None = None
+    ) -> None:
+        """Take over the ledger of an earlier process. Its KV is computed again when it is needed."""
+        self.open(session_id, priority=priority, pinned=pinned, salt=salt)
+        sequence = self.scheduler.sequences[session_id]
+        sequence.tokens = tokens
+        sequence.seen, sequence.restarted = len(tokens), True
 
     def close(self, session_id: str) -> int:
         """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
@@ -139,6 +153,7 @@ class Engine:
             return
         dropped = self._make_room(spec, sequence, len(spec.prompt) + spec.samples)
         turn = new_turn(spec, len(sequence.tokens))
+        self._note(spec, turn.start, TurnBegan(spec.session_id, spec.request_id, turn.start, spec.prompt))
         sequence.tokens.extend(spec.prompt)
         job = Job(spec, sequence, turn, logprobs_from=max(turn.start, 1), dropped=dropped)
         self._jobs[spec.request_id] = job
@@ -164,6 +179,17 @@ class Engine:
         self.stats.cancellations.add(job.phase, cause.value)
         self._finish(job, reason, policy=policy or job.spec.commit_policy)
         return True
+
+    def revoke(self, session_id: str, start: int) -> None:
+        """Take back a turn that the ledger could not write: end it without an event and cut the session to `start`."""
+        sequence = self.scheduler.sequences.get(session_id)
+        if sequence is None:
+            return
+        if sequence.turn is not None:
+            job = self._job(sequence)
+            self._leave(job, CommitPolicy.KEEP_PARTIAL, FinishReason.ERROR, cancelled=True)
+            self._count(job, FinishReason.ERROR)
+        self.scheduler.rewind(sequence, min(start, len(sequence.tokens)))
 
     def foresee(self, spec: TurnSpec, position: int, salt: str | None) -> Foresight:
         """What a turn would meet if it were submitted now, after `position` tokens of its session. Changes nothing."""
@@ -373,7 +399,10 @@ class Engine:
         warm = "restored" if restored else "warm"
         job.context = "new" if not turn.start else "recomputed" if lost else warm
         job.started = self.clock()
-        self.stats.recomputed_tokens.add("evicted", amount=recomputed if lost else 0)
+        self.stats.recomputed_tokens.add(
+            "restarted" if sequence.restarted else "evicted", amount=recomputed if lost else 0
+        )
+        sequence.restarted = False
         self.stats.prompt_tokens.add("computed", amount=computed)
         self.stats.prompt_tokens.add("session", amount=reused - adopted - restored)
         self.stats.prompt_tokens.add("restored", amount=restored)
@@ -421,6 +450,7 @@ class Engine:
             self._finish(job, FinishReason.STOP_TOKEN, token=token)  # neither in the output nor in the ledger
             return
         position = len(job.sequence.tokens)
+        self._note(spec, job.turn.start, TokensAppended(spec.session_id, position, (token,)))
         job.sequence.tokens.append(token)
         step = spec.text.push(token) if spec.text else None
         logprobs = (drawn.logprob,) if drawn.logprob else ()
@@ -445,6 +475,8 @@ class Engine:
         if dropped:
             keep = spec.keep_tokens or 0
             self.scheduler.slide(sequence, keep, dropped)
+            start = sequence.turn.start if sequence.turn else len(sequence.tokens)
+            self._note(spec, start, Slid(spec.session_id, keep, dropped))
             self.stats.recomputed_tokens.add("slid", amount=len(sequence.tokens) - keep)
         return dropped
 
@@ -469,7 +501,7 @@ class Engine:
         """End a turn with Finished. `policy` is for ends that did not come by themselves."""
         if text is None and job.spec.text and (rest := job.spec.text.finish()):
             self._emit(job, Tokens(len(job.sequence.tokens), (), rest))
-        self._leave(job, policy, cancelled=reason in (FinishReason.CANCELLED, FinishReason.DRAINING))
+        self._leave(job, policy, reason, cancelled=reason in (FinishReason.CANCELLED, FinishReason.DRAINING))
         self._count(job, reason)
         self._emit(
             job,
@@ -489,11 +521,12 @@ class Engine:
     def _fail(self, job: Job, error: SegueError) -> None:
         """End a turn with an error. A turn that never started leaves no trace; another follows its commit policy."""
         started = job.turn.admitted is not None
-        self._leave(job, job.spec.commit_policy if started else CommitPolicy.ROLLBACK, cancelled=True)
+        policy = job.spec.commit_policy if started else CommitPolicy.ROLLBACK
+        self._leave(job, policy, FinishReason.ERROR, cancelled=True)
         self._count(job, FinishReason.ERROR)
         self._emit(job, Failed(error, len(job.sequence.tokens)))
 
-    def _leave(self, job: Job, policy: CommitPolicy, *, cancelled: bool) -> None:
+    def _leave(self, job: Job, policy: CommitPolicy, reason: FinishReason, *, cancelled: bool) -> None:
         """Take the turn out of the batch and bring the ledger to what its policy says."""
         del self._jobs[job.spec.request_id]
         turn, sequence = job.turn, job.sequence
@@ -507,6 +540,8 @@ class Engine:
             self.stats.stream_blocked_seconds += self.clock() - job.blocked_since
         if cancelled:
             self.stats.wasted_tokens.add("rolled_back", amount=before - sequence.cache.computed)
+        ended = TurnEnded(sequence.session_id, len(sequence.tokens), reason, time.time())
+        self._note(job.spec, turn.start, ended)
         self.scheduler.leave(sequence, self.clock())
 
     # Small helpers
@@ -525,6 +560,11 @@ class Engine:
             want = Want.LAST
         tokens = work.sequence.tokens[work.start : work.start + work.count]
         return Slice(tokens, work.start, work.sequence.cache.pages, want)
+
+    def _note(self, spec: TurnSpec, start: int, record: Record) -> None:
+        """Have the ledger know before the reader does. `start`: where the turn began, and what is left if it fails."""
+        if self._journal:
+            self._journal.append(record, TurnRef(spec.session_id, start, spec.sink))
 
     def _emit(self, job: Job, event: Event) -> None:
         self._outbox.append((job.spec.sink, event))

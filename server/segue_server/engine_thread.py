@@ -82,6 +82,11 @@ class EngineThread:
         self._inbox.put(lambda: self._answer(future, call))
         return await future
 
+    def note(self, *records: Record) -> None:
+        """Have the ledger write what nobody waits for, later if it cannot now; the log says so."""
+        if self._ledger:
+            self._inbox.put(partial(self._ledger.record, records, _log_loss, lasting=True))
+
     async def record(self, *records: Record) -> None:
         """Have the ledger write what is about to change, behind everything the engine has noted before.
 
@@ -90,27 +95,39 @@ class EngineThread:
         """
         await self.commit(lambda: (None, records))
 
-    async def commit(self, call: Callable[[], tuple[T, Sequence[Record]]]) -> T:
+    async def commit(self, call: Callable[[], tuple[T, Sequence[Record]]], *, lasting: bool = False) -> T:
         """Like `call`, for a call whose outcome decides what is to be written: (result, records).
 
-        Raises what `call` raises, or LedgerUnavailable when it has run and its records cannot be written.
+        Raises what `call` raises, or LedgerUnavailable when it has run and its records cannot be written; `lasting`
+        ones then follow with the first write that succeeds, for what cannot be undone in memory.
         """
         if self._ledger is None:
             return (await self.call(call))[0]
         self.check()
         future: asyncio.Future[T] = self._future()
-        self._inbox.put(partial(self._commit, self._ledger, future, call))
+        self._inbox.put(partial(self._commit, self._ledger, future, call, lasting))
         return await future
 
     def _commit(
-        self, ledger: LedgerGate, future: "asyncio.Future[T]", call: Callable[[], tuple[T, Sequence[Record]]]
+        self,
+        ledger: LedgerGate,
+        future: "asyncio.Future[T]",
+        call: Callable[[], tuple[T, Sequence[Record]]],
+        lasting: bool,
     ) -> None:
         try:
             result, records = call()
         except Exception as error:  # noqa: BLE001 - it belongs to the caller
             self._raise(future, error)
         else:
-            ledger.record(records, lambda lost: self._raise(future, lost) if lost else self._return(future, result))
+            answer = partial(self._answer_commit, future, result)
+            ledger.record(records, answer, lasting=lasting)
+
+    def _answer_commit(self, future: "asyncio.Future[T]", result: T, lost: SegueError | None) -> None:
+        if lost:
+            self._raise(future, lost)
+        else:
+            self._return(future, result)
 
     def _return(self, future: "asyncio.Future[T]", result: T) -> None:
         self._loop.call_soon_threadsafe(_set_result, future, result)
@@ -196,6 +213,11 @@ def _nothing() -> None:
 
 def _engine_failed() -> EngineError:
     return EngineError("the engine has failed; the server is shutting down")
+
+
+def _log_loss(lost: SegueError | None) -> None:
+    if lost:
+        log.error("the ledger could not note what happened: %s", lost)
 
 
 def _set_result(future: "asyncio.Future[T]", result: T) -> None:

@@ -10,6 +10,8 @@
     ├── SessionBusy             ABORTED              a turn is in flight
     ├── PositionMismatch        ABORTED              the caller believes in another ledger length
     ├── EtagMismatch            ABORTED
+    ├── SnapshotIncompatible    FAILED_PRECONDITION  of another model, KV dtype or shape
+    ├── FeatureDisabled         FAILED_PRECONDITION  this server was started without it
     ├── ContextExceeded         OUT_OF_RANGE
     ├── PositionBeyondEnd       OUT_OF_RANGE
     ├── EventHistoryLost        OUT_OF_RANGE         events asked for are no longer kept; metadata oldestSequence
@@ -20,6 +22,7 @@
     ├── QueueTimeout            RESOURCE_EXHAUSTED   retry later
     ├── Draining                UNAVAILABLE          retry elsewhere
     ├── LedgerUnavailable       UNAVAILABLE          the file cannot be written; the turn or call left no trace
+    ├── SnapshotCorrupt         DATA_LOSS            nothing was changed
     ├── FeatureAbsent           UNIMPLEMENTED
     └── EngineError             INTERNAL             the step raised; the session stays
 
@@ -137,6 +140,21 @@ class PositionMismatch(SegueError):
 class EtagMismatch(SegueError):
     code = "ABORTED"
     reason = "ETAG_MISMATCH"
+
+
+class SnapshotIncompatible(SegueError):
+    code = "FAILED_PRECONDITION"
+    reason = "SNAPSHOT_INCOMPATIBLE"
+
+
+class FeatureDisabled(SegueError):
+    code = "FAILED_PRECONDITION"
+    reason = "FEATURE_DISABLED"
+
+
+class SnapshotCorrupt(SegueError):
+    code = "DATA_LOSS"
+    reason = "SNAPSHOT_CORRUPT"
 
 
 class ContextExceeded(SegueError):

@@ -57,6 +57,7 @@ class Sequence:
     guards: int = 0  # who reads its KV just now: nothing of it goes
     salt: str | None = None  # pages are shared with sequences of the same salt only; None = with nobody
     last_used: float = 0.0
+    restarted: bool = False  # what it has seen was seen by an earlier process
     seen: int = 0  # positions that have been computed at some time, though their KV may be gone
 
     @property

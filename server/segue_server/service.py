@@ -12,8 +12,8 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from segue_model.sampling import TokenLogprob
@@ -23,6 +23,7 @@ from segue_server.errors import (
     EngineError,
     EtagMismatch,
     FieldInvalid,
+    LedgerUnavailable,
     PositionMismatch,
     QueueTimeout,
     RequestIdReused,
@@ -34,9 +35,12 @@ from segue_server.errors import (
 )
 from segue_server.events import Event, Failed, Finished, Prefill
 from segue_server.jobs import NoSink, TurnSpec
+from segue_server.ledger import records
+from segue_server.ledger.store import RecoveredSession
 from segue_server.orders import Orders, Pool
 from segue_server.pins import PinBudget
 from segue_server.reading import chunks
+from segue_server.recording import ModelChanged, created, forked, restored, updated
 from segue_server.requests import (
     AppendRequest,
     BusyPolicy,
@@ -125,6 +129,16 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Creation:
+    """A session that a request has opened, kept for a repetition of the request."""
+
+    request: CreateSessionRequest
+    session: Session
+    time: float  # monotonic
+    done: asyncio.Event = field(default_factory=asyncio.Event)  # its prefix is computed, or it has failed
+
+
+@dataclass(frozen=True, slots=True)
 class Forked:
     """The answer to a fork, kept for a repetition of the request."""
 
@@ -168,7 +182,7 @@ class Service:
         self.events = EventHub()
         engine.on_failure(self._turns.fail_all)
         engine.on_shrunk(self._cache_shrunk)
-        self._created: dict[str, tuple[CreateSessionRequest, Session, float]] = {}  # by request id: AIP-155
+        self._created: dict[str, Creation] = {}  # by request id: AIP-155
         self._forked: dict[str, Forked] = {}  # by request id
         self._began = time.monotonic()
         self._rate: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
@@ -184,16 +198,21 @@ class Service:
         if (known := await self._created_before(request)) is not None:
             return self._view(known)
         session = await self._open(request, caller)
+        creation = Creation(request, session, time.monotonic())
         if request.request_id:
-            self._created[request.request_id] = request, session, time.monotonic()
+            self._created[request.request_id] = creation
         try:
+            await self._engine.record(created(session, self._model.fingerprint))
             if request.prefix is not None:
                 await self._append_prefix(session, request.prefix)
         except BaseException:
             self._created.pop(request.request_id, None)
             self._forget(session)
+            self._engine.note(records.SessionDeleted(session.session_id))
             self._tell_deleted(session, "CREATE_FAILED")
             raise
+        finally:
+            creation.done.set()
         self.stats.sessions_opened.add("create")
         return self._view(session)
 
@@ -227,7 +246,8 @@ class Service:
         self._tell_deleted(session, CALLER)
         if session.active:
             self._turns.leave(session.active, CancelCause.RPC)  # the engine is told of this first, then of the end
-        return await self._engine.call(partial(self._engine.engine.close, session_id))
+        close = partial(self._engine.engine.close, session_id)
+        return await self._engine.commit(lambda: (close(), [records.SessionDeleted(session_id)]), lasting=True)
 
     async def fork_session(self, request: ForkSessionRequest) -> tuple[SessionView, ...]:
         """New sessions that share the beginning of one and its KV; the session may be running.
@@ -252,8 +272,15 @@ class Service:
             pinned=bool(settings.pinned),
             salt=settings.cache_salt,
         )
-        position = await self._engine.call(fork)
-        children = [self._child(parent, child, settings, position) for child in ids]
+        try:
+            children = await self._engine.commit(lambda: self._forked_at(parent, ids, settings, fork()))
+        except LedgerUnavailable:
+            for unborn in ids:
+                self._engine.post(partial(self._engine.engine.close, unborn))
+            raise
+        for child in children:
+            self._sessions.open(child)
+            self.stats.sessions_opened.add("fork")
         if request.request_id:
             self._forked[request.request_id] = Forked(request, tuple(ids), time.monotonic())
         for child in children:
@@ -278,6 +305,7 @@ class Service:
         update.apply(session)
         priority, pinned = update.settings.priority or 0, bool(update.settings.pinned)
         self._engine.post(partial(self._engine.engine.adjust, session.session_id, priority=priority, pinned=pinned))
+        await self._engine.record(updated(session))
         return self._view(session)
 
     async def rewind_session(self, request: RewindSessionRequest) -> SessionView:
@@ -294,7 +322,9 @@ class Service:
         session.turns = turns_until(session.turns, position)
         session.position = position
         session.changed()
-        await self._engine.call(partial(self._engine.engine.rewind, session.session_id, position))
+        rewind = partial(self._engine.engine.rewind, session.session_id, position)
+        cut = records.Truncated(session.session_id, position)
+        await self._engine.commit(lambda: (rewind(), [cut, updated(session)]), lasting=True)
         self._tell(EventType.REWOUND, session, CALLER)
         return self._view(session)
 
@@ -524,6 +554,24 @@ class Service:
 
     # Life
 
+    def restore(self, found: Iterable[RecoveredSession], tombstones: Mapping[str, float]) -> int:
+        """Take over the sessions of an earlier process, before the engine's thread starts; returns how many.
+
+        Raises ModelChanged when they were made with another model, SessionLimit when there are too many.
+        """
+        for recovered in found:
+            if recovered.model_fingerprint != self._model.fingerprint:
+                raise ModelChanged(recovered.session_id, recovered.model_fingerprint, self._model.fingerprint)
+            session = restored(recovered)
+            self._sessions.open(session)
+            settings = session.settings
+            priority, pinned = settings.priority or 0, bool(settings.pinned)
+            self._engine.engine.restore(
+                session.session_id, recovered.tokens, priority=priority, pinned=pinned, salt=settings.cache_salt
+            )
+        self._sessions.restore_tombstones(tombstones)
+        return len(self._sessions)
+
     async def reap(self) -> None:
         """Expire idle sessions, for ever; run as a task."""
         while True:
@@ -534,10 +582,12 @@ class Service:
                 self._sessions.bury(session)
                 self._count_end(session, "expired")
                 self._tell(EventType.EXPIRED, session, "TTL")
+                self._engine.note(records.SessionExpired(session.session_id, session.expire_time))
                 self._engine.post(partial(self._engine.engine.close, session.session_id))
-            self._sessions.forget_tombstones(time.time())
+            if self._sessions.forget_tombstones(now := time.time()):
+                self._engine.note(records.TombstonesForgotten(now - self._limits.tombstone_ttl))
             horizon = time.monotonic() - REPLAY_WINDOW
-            self._created = {i: entry for i, entry in self._created.items() if entry[2] >= horizon}
+            self._created = {i: entry for i, entry in self._created.items() if entry.time >= horizon}
             self._forked = {i: entry for i, entry in self._forked.items() if entry.time >= horizon}
 
     async def drain(self, grace: float) -> None:
@@ -582,30 +632,31 @@ class Service:
             raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
         return tuple(self._view(self._sessions.get(child)) for child in known.children)
 
-    def _child(self, parent: Session, session_id: str, settings: SessionSettings, position: int) -> Session:
-        """The record of a fork that the engine has made."""
-        child = Session(
-            session_id=session_id,
-            settings=settings,
-            labels=parent.labels,
-            position=position,
-            turns=parent.history(position),
-            forked_from=(parent.session_id, position),
-        )
-        self._sessions.open(child)
-        self.stats.sessions_opened.add("fork")
-        return child
+    def _forked_at(
+        self, parent: Session, ids: Sequence[str], settings: SessionSettings, position: int
+    ) -> tuple[list[Session], list[records.Record]]:
+        """The sessions of a fork that the engine has made, and what the ledger keeps of them."""
+        children = [
+            Session(
+                session_id=child,
+                settings=settings,
+                labels=parent.labels,
+                position=position,
+                turns=parent.history(position),
+                forked_from=(parent.session_id, position),
+            )
+            for child in ids
+        ]
+        return children, [forked(child, self._model.fingerprint) for child in children]
 
     async def _created_before(self, request: CreateSessionRequest) -> Session | None:
         """The session that this request has opened already, its prefix computed."""
         while known := self._created.get(request.request_id):
-            asked, session, _ = known
-            if asked != request:
+            if known.request != request:
                 raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
-            if session.turns or not session.active:
-                return self._sessions.get(session.session_id)
-            await session.active.ended.wait()  # the first call still computes the prefix, and may fail
-            await asyncio.sleep(0)
+            if known.done.is_set():
+                return self._sessions.get(known.session.session_id)
+            await known.done.wait()  # the first call still computes the prefix, and may fail
         return None
 
     async def _open(self, request: CreateSessionRequest, caller: str) -> Session:

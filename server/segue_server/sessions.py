@@ -254,8 +254,15 @@ class SessionRegistry:
         self.remove(session)
         self._tombstones[session.session_id] = session.expire_time
 
-    def forget_tombstones(self, now: float) -> None:
+    def forget_tombstones(self, now: float) -> bool:
+        """Drop those that have stood long enough. True: there were some."""
+        before = len(self._tombstones)
         self._tombstones = {s: t for s, t in self._tombstones.items() if now - t < self._tombstone_ttl}
+        return len(self._tombstones) < before
+
+    def restore_tombstones(self, tombstones: Mapping[str, float]) -> None:
+        """Those of an earlier process."""
+        self._tombstones.update(tombstones)
 
     def page(self, request: ListSessionsRequest, used_bytes: Mapping[str, int]) -> tuple[list[Session], str]:
         """One page in the order asked for, and the token of the next. Raises FieldInvalid."""

@@ -244,8 +244,9 @@ class Turns:
         if end > turn.start:
             generated_start = min(turn.prompt_end, end)
             session.turns.append(TurnRecord(turn.request_id, turn.start, generated_start, end, reason))
-            if dropped:
-                session.turns = turns_slid(session.turns, session.settings.keep_tokens or 0, dropped)
+        if dropped:
+            session.turns = turns_slid(session.turns, session.settings.keep_tokens or 0, dropped)
+        if dropped or end > turn.start:
             session.changed()
         else:
             session.touch()
