@@ -30,6 +30,7 @@
     ├── Unavailable              .retry_after; also: nobody answers at the address
     │   ├── Loading
     │   ├── Draining
+    │   ├── LedgerUnavailable    the server cannot write its ledger; the turn or call left no trace
     │   └── ConnectionLost       the stream broke after it had begun; made here, not by the server
     ├── DeadlineExceeded
     ├── Cancelled
@@ -332,6 +333,12 @@ class Draining(Unavailable):
     """The server is shutting down."""
 
     default_reason = "DRAINING"
+
+
+class LedgerUnavailable(Unavailable):
+    """The server cannot write its ledger, for example on a full disk; the turn or call left no trace."""
+
+    default_reason = "LEDGER_FAILED"
 
 
 class ConnectionLost(Unavailable):

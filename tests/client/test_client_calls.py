@@ -67,6 +67,7 @@ REASONS = [
     ("RESOURCE_EXHAUSTED", "KV_BUDGET_IMPOSSIBLE", "KvBudgetImpossible"),
     ("UNAVAILABLE", "LOADING", "Loading"),
     ("UNAVAILABLE", "DRAINING", "Draining"),
+    ("UNAVAILABLE", "LEDGER_FAILED", "LedgerUnavailable"),
     ("DATA_LOSS", "SNAPSHOT_CORRUPT", "SnapshotCorrupt"),
     ("UNIMPLEMENTED", "FEATURE_ABSENT", "FeatureAbsent"),
     ("INTERNAL", "ENGINE_ERROR", "EngineError"),
