@@ -10,7 +10,7 @@ import torch
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
 from segue_model.runner.kv_store import KvDirectory, KvStore, canonical_token_bytes
-from segue_server.cache.tiers import Demote, Drop, Order, Read, SegmentKey, Tiers, Unread, Write
+from segue_server.cache.tiers import Demote, Drop, Order, Promote, Read, SegmentKey, Tiers, Unread, Write
 from segue_server.scheduler import Restore, Scheduler
 from segue_server.sequence import Sequence
 from segue_server.stats import EngineStats
@@ -42,6 +42,15 @@ class Offload:
     def store(self) -> KvStore:
         """Raises OSError when the directory cannot be made."""
         return KvStore(KvDirectory(self.disk_dir) if self.disk_bytes else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Up to a segment of KV."""
+
+    kv: torch.Tensor | None  # canonical, not to be changed; None: it is in the file of `key`
+    key: SegmentKey | None
+    tokens: int
 
 
 class KvMover:
@@ -80,6 +89,8 @@ class KvMover:
                 self._stats.moved("device", "host", size=kv.nbytes, seconds=time.perf_counter() - began)
             case Demote(key):
                 self.store.to_disk(key)
+            case Promote(key):
+                self.store.to_host(key)
             case Read(key):
                 self.store.read_ahead(key)
             case Unread(key):
@@ -90,10 +101,14 @@ class KvMover:
     def restore(self, scheduler: Scheduler, restores: list[Restore]) -> None:
         """Bring planned segments back into their pages. What is damaged is forgotten, and will be computed."""
         for restore in restores:
-            found = self._import(restore.sequence, restore.start, restore.count, restore.key, restore.offset)
+            if self.store.get(restore.key) is None and self._tiers.is_on_disk(restore.key):
+                scheduler.postpone(restore)  # it had to make room for another one in this very step
+                continue
+            found = self.bring(restore.sequence, restore.start, restore.count, restore.key, restore.offset)
             scheduler.restored(restore, found=found)
 
-    def _import(self, sequence: Sequence, start: int, count: int, key: int, offset: int) -> bool:
+    def bring(self, sequence: Sequence, start: int, count: int, key: SegmentKey, offset: int) -> bool:
+        """Write `count` positions, from `offset` of a segment on, into a sequence's pages. False: they are damaged."""
         kv = self.store.get(key)
         if kv is None:
             return False
@@ -108,23 +123,16 @@ class KvMover:
         self._stats.moved("host", "device", size=size, seconds=time.perf_counter() - began)
         return True
 
-    def segment(self, sequence: Sequence, start: int) -> tuple[torch.Tensor, SegmentKey | None] | None:
-        """KV of up to a segment from `start` on, a multiple of it, as a canonical tensor that will not change.
-
-        From the pool, or what is in memory of the tiers; (empty tensor, key) when the file of that key must be loaded
-        first; None: there is none.
-        """
-        size, cache = self._tiers.segment_tokens, sequence.cache
+    def block(self, sequence: Sequence, start: int) -> Block | None:
+        """KV of up to a segment from `start` on, a multiple of it, wherever it is; None: there is none."""
+        cache = sequence.cache
         slot = self._tiers.slot(sequence.session_id, start)
-        tokens = min(size, cache.computed - start)
+        tokens = min(self._tiers.segment_tokens, cache.computed - start)
         if tokens > 0 and (slot is None or slot.tokens <= tokens):
-            return self._runner.export_pages(cache.pages[start // PAGE_TOKENS :], tokens), None
+            return Block(self._runner.export_pages(cache.pages[start // PAGE_TOKENS :], tokens), None, tokens)
         if slot is None:
             return None
-        kv = self.store.get(slot.segment.key)
-        if kv is None:
-            return torch.empty(0), slot.segment.key
-        return kv[:, :, :, : slot.tokens], None
+        return Block(self.store.get(slot.segment.key), slot.segment.key, slot.tokens)
 
     def close(self) -> None:
         self.store.close()

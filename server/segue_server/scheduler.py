@@ -341,6 +341,10 @@ class Scheduler:
         turn.restore_planned += count
         return True
 
+    def postpone(self, restore: Restore) -> None:
+        """A planned restore could not be made yet."""
+        _turn(restore.sequence).restore_planned -= restore.count
+
     def restored(self, restore: Restore, *, found: bool) -> None:
         """A planned restore has been made; or its bytes were not what they should be, and the rest is computed."""
         sequence, turn = restore.sequence, _turn(restore.sequence)
@@ -387,6 +391,26 @@ class Scheduler:
         if copied := sequence.cache.reserve(tokens):
             plan.copies.append(copied)
         return True
+
+    def claim(self, sequence: Sequence, tokens: int, now: float) -> bool:
+        """Make room for `tokens` positions of a sequence without a turn, from idle KV alone.
+
+        False: there is not as much of it, or running turns have been promised it.
+        """
+        needed = sequence.cache.missing_pages(tokens)
+        promised = sum(_missing(s) for s in self.running)
+        if needed and needed + promised > self.pool.free + self.evictable_pages(sequence):
+            return False
+        while (short := sequence.cache.missing_pages(tokens) - self.pool.free) > 0:
+            if not self._evict(short, sequence, now):
+                return False
+        sequence.cache.reserve(tokens)
+        return True
+
+    @property
+    def unclaimed_pages(self) -> int:
+        """Free pages that no running turn has been promised."""
+        return self.pool.free - sum(_missing(s) for s in self.running)
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Send a running turn back to the queue. Its tokens stay; its KV is now evictable like any other."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from segue_server.cache.pages import PageId
-from segue_server.cache.tiers import Demote, Drop, Read, SegmentKey, Tier, Tiers, Unread, Write
+from segue_server.cache.tiers import Demote, Drop, Promote, Read, SegmentKey, Tier, Tiers, Unread, Write
 
 SEGMENT = 32
 TOKEN = 4
@@ -31,6 +31,10 @@ class Bytes:
                     self.host[key] = self.pages[:tokens]
                 case Demote(key):
                     self.disk[key] = self.host.pop(key)
+                case Promote(key):
+                    assert key in self.read
+                    self.read.discard(key)
+                    self.host[key] = self.disk.pop(key)
                 case Read(key):
                     assert key in self.disk
                     self.read.add(key)
@@ -108,6 +112,13 @@ class TiersMachine(RuleBasedStateMachine):
         self.bytes.carry_out(self.tiers)
         for key in self.bytes.read:
             self.tiers.arrived(key)
+
+    @rule(name=SESSIONS, start=st.integers(0, 4))
+    def promote(self, name: str, start: int) -> None:
+        segment = self.tiers.first_on_disk(name, start * SEGMENT)
+        if segment and segment.ready:
+            room = segment.size <= self.tiers.use[Tier.HOST].budget
+            assert self.tiers.promote(segment) == room
 
     @rule(name=SESSIONS)
     def restore(self, name: str) -> None:

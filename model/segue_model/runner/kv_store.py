@@ -131,6 +131,16 @@ class KvStore:
             self._wanted.add(key)
         self._disk.submit(self._read_file, key)
 
+    def to_host(self, key: int) -> None:
+        """Keep in memory what has been read of a file, and remove the file."""
+        with self._lock:
+            self._wanted.discard(key)
+            kv, file = self._read.pop(key, None), self._files.pop(key, None)
+            if kv is not None:
+                self._host[key] = kv
+        if file:
+            file.path.unlink(missing_ok=True)
+
     def unread(self, key: int) -> None:
         """What was read of a file is not needed."""
         with self._lock:

@@ -121,6 +121,27 @@ class PrefixIndex:
             self._consider(node.parent)
         return True
 
+    def forget(self, salt: str, tokens: Sequence[int], keep: int) -> int:
+        """Drop what only the index holds of this path, from its end back to the first `keep` pages; returns how many.
+
+        A page that others hold, or that others follow, stays, and with it those before it.
+        """
+        path: list[Node] = []
+        siblings = self._roots.get(salt, {})
+        for key in _pages_of(tokens):
+            node = siblings.get(key)
+            if node is None:
+                break
+            path.append(node)
+            siblings = node.children
+        dropped = 0
+        while len(path) > keep and not path[-1].children and self._pool.references(path[-1].page) == 1:
+            self._drop(path.pop())
+            dropped += 1
+        if dropped and path:
+            self._consider(path[-1])
+        return dropped
+
     def flush(self, salt: str | None = None) -> int:
         """Forget every prefix, of one salt or of all; returns the pages that became free."""
         before = self._pool.free

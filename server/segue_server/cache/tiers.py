@@ -55,6 +55,13 @@ class Demote:
 
 
 @dataclass(frozen=True, slots=True)
+class Promote:
+    """Move a segment that has been read ahead from disk to host memory."""
+
+    key: SegmentKey
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Begin to read a segment from disk, so that it is there when it is needed."""
 
@@ -75,7 +82,7 @@ class Drop:
     key: SegmentKey
 
 
-Order = Write | Demote | Read | Unread | Drop
+Order = Write | Demote | Promote | Read | Unread | Drop
 
 
 @dataclass(slots=True, eq=False)
@@ -185,6 +192,9 @@ class Tiers:
         """In the order in which they go. A reader: safe from any thread."""
         return list(self.use[tier].segments.values())
 
+    def is_on_disk(self, key: SegmentKey) -> bool:
+        return key in self.use[Tier.DISK].segments
+
     def is_guarded(self, segment: Segment) -> bool:
         return any(self._guarded[owner] for owner in segment.owners)
 
@@ -265,6 +275,22 @@ class Tiers:
         """Let go of what was read ahead."""
         for slot in self._slots.get(session_id, {}).values():
             self._unstage(slot.segment)
+
+    def first_on_disk(self, session_id: str, start: int) -> Segment | None:
+        """The first segment from `start` on that lies on disk."""
+        held = [s.segment for s in self._slots.get(session_id, {}).values() if s.segment.tier is Tier.DISK]
+        return min((s for s in held if s.start >= start), key=lambda s: s.start, default=None)
+
+    def promote(self, segment: Segment) -> bool:
+        """Move a segment that has been read ahead from disk to host memory. False: there is no room for it."""
+        if not self._make_room(Tier.HOST, segment.size):
+            return False
+        self._unstage(segment, tell=False)
+        self.use[Tier.DISK].remove(segment)
+        segment.tier = Tier.HOST
+        self.use[Tier.HOST].add(segment)
+        self._orders.append(Promote(segment.key))
+        return True
 
     def arrived(self, key: SegmentKey) -> None:
         """A segment has been read from disk."""

@@ -53,6 +53,8 @@ def _details(error: SegueError, request_id: str) -> Iterator[Message]:
     if error.resource:
         kind, name = error.resource
         yield error_details_pb2.ResourceInfo(resource_type=kind, resource_name=_cut(name))
+    if error.code == "FAILED_PRECONDITION":
+        yield _precondition_failure(error)
     if error.quota:
         yield _quota_failure(error.quota)
     if error.retry_after is not None and error.retry_after != NEVER_RETRY:
@@ -79,6 +81,14 @@ def _within_budget(violations: Sequence[FieldViolation]) -> Iterator[error_detai
             yield error_details_pb2.BadRequest.FieldViolation(field="...", description=more)
             return
         yield proto
+
+
+def _precondition_failure(error: SegueError) -> error_details_pb2.PreconditionFailure:
+    subject = next(iter(error.metadata), "")
+    violation = error_details_pb2.PreconditionFailure.Violation(
+        type=error.reason, subject=_cut(subject), description=_cut(str(error))
+    )
+    return error_details_pb2.PreconditionFailure(violations=[violation])
 
 
 def _quota_failure(quota: Quota) -> error_details_pb2.QuotaFailure:
