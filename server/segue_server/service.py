@@ -508,7 +508,7 @@ class Service:
             running_requests=self._turns.running,
             queued_requests=self._turns.queued,
             kv_used_bytes=used,
-            kv_evictable_bytes=kv.idle,
+            kv_evictable_bytes=kv.idle + kv.prefix,
             kv_free_bytes=kv.capacity - kv.held,
             sessions=len(self._sessions),
             generated_tokens_per_second=self._token_rate(),
