@@ -74,6 +74,8 @@ class PrefixIndex:
         for key, page in zip(_pages_of(tokens), pages, strict=False):
             node = siblings.get(key)
             if node is None:
+                if page in self._owned:
+                    break  # of a fork with a salt of its own: known under its parent's
                 node = siblings[key] = Node(page, key, parent, salt, now)
                 self._pool.share([page])
                 self._owned.add(page)
