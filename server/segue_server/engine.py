@@ -98,7 +98,7 @@ class Engine:
         self.open(session_id, priority=priority, pinned=pinned, salt=salt)
         sequence = self.scheduler.sequences[session_id]
         sequence.tokens = tokens
-        sequence.seen, sequence.restarted = len(tokens), True
+        sequence.seen, sequence.lost_by = len(tokens), "restarted"
 
     def close(self, session_id: str) -> int:
         """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
@@ -242,6 +242,11 @@ class Engine:
         """KV of one session; zeros when it is unknown."""
         sequence = self.scheduler.sequences.get(session_id)
         return CacheUsage() if sequence is None else self._usage_of(sequence)
+
+    @property
+    def lower_tiers(self) -> tuple[str, ...]:
+        """What the server declares of its tiers below the pool."""
+        return tuple(f"tier:{tier.name.lower()}" for tier, use in self.scheduler.tiers.use.items() if use.budget)
 
     def tokens(self, session_id: str) -> Seq[int]:
         """The ledger of a session without a turn in flight; empty when it is unknown. Not to be changed."""
@@ -399,10 +404,8 @@ class Engine:
         warm = "restored" if restored else "warm"
         job.context = "new" if not turn.start else "recomputed" if lost else warm
         job.started = self.clock()
-        self.stats.recomputed_tokens.add(
-            "restarted" if sequence.restarted else "evicted", amount=recomputed if lost else 0
-        )
-        sequence.restarted = False
+        self.stats.recomputed_tokens.add(sequence.lost_by, amount=recomputed if lost else 0)
+        sequence.lost_by = "evicted"
         self.stats.prompt_tokens.add("computed", amount=computed)
         self.stats.prompt_tokens.add("session", amount=reused - adopted - restored)
         self.stats.prompt_tokens.add("restored", amount=restored)

@@ -4,6 +4,7 @@ Everything is done a segment a call, so that the caller lets steps of the batch 
 turn; its caller sees to that, and this looks again.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -23,6 +24,14 @@ class Progress(Enum):
     DONE = "nothing is left to move"
     AGAIN = "a portion is done"
     WAIT = "the disk is being read"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A session that is being read, and how many of its positions have KV."""
+
+    sequence: Sequence
+    tokens: int
 
 
 class KvControl:
@@ -124,23 +133,30 @@ class KvControl:
 
     # Reading and taking in
 
-    def guard(self, session_id: str) -> int:
-        """Keep what there is of a session's KV where it is, until `unguard`; returns the positions it covers."""
+    def guard(self, session_id: str) -> Guarded:
+        """Keep what there is of a session's KV where it is, until `unguard`."""
         sequence = self._idle(session_id)
         sequence.guards += 1
         self._tiers.guard(session_id)
-        return self._tiers.reach(session_id, sequence.cache.computed)
+        return Guarded(sequence, self._tiers.reach(session_id, sequence.cache.computed))
 
-    def unguard(self, session_id: str) -> None:
-        self._tiers.unguard(session_id)
-        if sequence := self._scheduler.sequences.get(session_id):
-            sequence.guards -= 1
+    def unguard(self, guarded: Guarded) -> None:
+        """The session may be gone by now."""
+        self._tiers.unguard(guarded.sequence.session_id)
+        guarded.sequence.guards -= 1
 
-    def read(self, session_id: str, start: int) -> Block | None:
-        """KV of a guarded session from `start` on, a multiple of a segment; None: there is none."""
-        found = self._mover.block(self._scheduler.sequences[session_id], start)
-        self._mover.carry_out()
-        return found
+    def read(self, guarded: Guarded, start: int) -> Block | None:
+        """KV from `start` on, a multiple of a segment; None: it is gone, and its session with it."""
+        sequence = guarded.sequence
+        if self._scheduler.sequences.get(sequence.session_id) is not sequence:
+            return None
+        return self._mover.block(sequence, start)
+
+    def arrived(self, session_id: str, *, private: bool, mismatch: bool) -> None:
+        """A session has come in with its tokens; with KV, which is believed for this session alone, it is private."""
+        sequence = self._idle(session_id)
+        sequence.private = private
+        sequence.lost_by = "mismatch" if mismatch else "restarted"
 
     def adopt(self, session_id: str, start: int, kv: torch.Tensor) -> bool:
         """Take in up to a segment of KV from elsewhere, in order from 0 on. False: there is no room for it.
@@ -163,10 +179,6 @@ class KvControl:
         self._engine.runner.import_pages(cache.pages[start // PAGE_TOKENS :], kv)
         sequence.advance(tokens)
         return True
-
-    def adopted(self, session_id: str) -> None:
-        """A whole snapshot has been taken in: what is in the pool of it can be shared."""
-        self._scheduler.index(self._idle(session_id))
 
     # Helpers
 

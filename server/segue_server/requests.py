@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Self
 
+from segue_server.cache.tiers import Tier
+
 
 class CommitPolicy(Enum):
     """What happens to the ledger when a turn does not end by itself."""
@@ -256,6 +258,15 @@ class ScoreTokensRequest:
     session_id: str
     token_ids: tuple[int, ...]
     top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveCacheRequest:
+    """Where the KV of a session shall be."""
+
+    session_id: str
+    tier: Tier
+    from_position: int = 0  # only the KV from here on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,7 @@ class Scheduler:
         """A new sequence, not pinned, with the first `position` tokens of another and their KV. Raises KeyError."""
         child = self.open(session_id, priority=parent.priority, salt=parent.salt, now=now)
         child.tokens = parent.tokens[:position]
+        child.private = parent.private
         child.cache.share_from(parent.cache, position)
         self.tiers.share(parent.session_id, session_id, position)
         child.seen = max(child.cache.computed, min(parent.seen, position))
@@ -172,7 +173,7 @@ class Scheduler:
 
     def index(self, sequence: Sequence) -> None:
         """Make the whole pages of a sequence known to others of its salt."""
-        if sequence.salt is not None:
+        if sequence.salt is not None and not sequence.private:
             known = sequence.tokens[: sequence.cache.computed]
             self.prefixes.insert(sequence.salt, known, sequence.cache.pages, sequence.last_used)
 

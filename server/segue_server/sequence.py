@@ -57,7 +57,8 @@ class Sequence:
     guards: int = 0  # who reads its KV just now: nothing of it goes
     salt: str | None = None  # pages are shared with sequences of the same salt only; None = with nobody
     last_used: float = 0.0
-    restarted: bool = False  # what it has seen was seen by an earlier process
+    private: bool = False  # its KV came from a caller, who is believed for this session and its forks alone
+    lost_by: str = "evicted"  # how it lost KV that it has seen; a label of the counter of recomputed tokens
     seen: int = 0  # positions that have been computed at some time, though their KV may be gone
 
     @property

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from segue_model.sampling import TokenLogprob
+from segue_server import snapshots
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import (
     Draining,
@@ -31,6 +32,7 @@ from segue_server.errors import (
     SegueError,
     SessionBusy,
     SessionNotFound,
+    SnapshotIncompatible,
     beyond_end,
 )
 from segue_server.events import Event, Failed, Finished, Prefill
@@ -54,6 +56,7 @@ from segue_server.requests import (
     GenerateRequest,
     Input,
     ListSessionsRequest,
+    MoveCacheRequest,
     OutputOptions,
     ReadTokensRequest,
     RewindSessionRequest,
@@ -67,7 +70,9 @@ from segue_server.requests import (
 )
 from segue_server.served import ServedModel
 from segue_server.sessions import ActiveTurn, Claim, Session, SessionRegistry, new_session_id, turns_until
+from segue_server.snapshots import ImportRequest, Received, SnapshotPart
 from segue_server.stats import ServiceStats
+from segue_server.transfers import Transfers
 from segue_server.turns import Turns, content_of
 from segue_server.updates import check_length, check_paths, update_of
 from segue_server.validation import Checker, fork_ids
@@ -91,6 +96,7 @@ REAP_INTERVAL = 0.5  # seconds between two looks for expired sessions
 REPLAY_WINDOW = 600.0  # seconds a CreateSession request id is remembered
 LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
 CALLER = "CALLER"  # reason of an event
+MAX_IMPORTS = 2  # snapshots that are taken in at once; more wait
 RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is taken over
 
 CAPABILITIES = (
@@ -110,6 +116,9 @@ CAPABILITIES = (
     "pin",
     "read_tokens",
     "watch",
+    "move",
+    "export",
+    "import",
     "tier:device",
 )
 
@@ -147,6 +156,16 @@ class Forked:
     time: float  # monotonic
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The answer to an import, kept for a repetition of the request."""
+
+    request: ImportRequest
+    sha256: bytes
+    session: Session
+    time: float  # monotonic
+
+
 class Service:
     """Sessions, turns and descriptions. One per server, on its event loop."""
 
@@ -178,12 +197,15 @@ class Service:
             on_start=self._turn_started,
             on_end=self._turn_ended,
         )
+        self._transfers = Transfers(engine, model)
+        self._importing = asyncio.Semaphore(MAX_IMPORTS)
         self._pins = PinBudget(limits.max_pinned_bytes, model.kv_bytes_per_token)
         self.events = EventHub()
         engine.on_failure(self._turns.fail_all)
         engine.on_shrunk(self._cache_shrunk)
         self._created: dict[str, Creation] = {}  # by request id: AIP-155
         self._forked: dict[str, Forked] = {}  # by request id
+        self._imported: dict[str, Imported] = {}  # by request id
         self._began = time.monotonic()
         self._rate: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
 
@@ -360,6 +382,55 @@ class Service:
             self._sessions.get(request.session_id)
         return self.events.watch(after, request.session_id)
 
+    # Transfers
+
+    async def move_cache(self, request: MoveCacheRequest) -> SessionView:
+        """Bring the KV of a session without a turn into a tier; returns when it is there."""
+        checker = self._checker()
+        checker.move_cache(request)
+        checker.done()
+        session = self._sessions.get(request.session_id)
+        self._refuse_if_busy(session)
+        if request.from_position > session.position:
+            raise beyond_end(request.from_position, session.position)
+        with self._transfers.moving(session):
+            await self._transfers.move(session, request.tier, request.from_position)
+        self._tell(EventType.CACHE_MOVED, session, CALLER)
+        return self._view(session)
+
+    async def export_session(
+        self, session_id: str, *, tokens_only: bool = False, etag: str = ""
+    ) -> AsyncGenerator[SnapshotPart, None]:
+        """Header, chunks and trailer of a session without a turn in flight, which takes none meanwhile."""
+        session = self._sessions.get(session_id)
+        self._refuse_if_changed(session, etag)
+        self._refuse_if_busy(session)
+        with self._transfers.moving(session):
+            async with contextlib.aclosing(self._transfers.export(session, tokens_only=tokens_only)) as parts:
+                async for part in parts:
+                    yield part
+
+    async def import_session(
+        self, request: ImportRequest, parts: AsyncIterator[SnapshotPart | ImportRequest], *, caller: str
+    ) -> SessionView:
+        """A session from a snapshot, `parts` being the rest of its stream. Nothing of it is seen before it is whole."""
+        self._refuse_when_draining()
+        incompatible = self._check_import(request, caller)
+        async with self._importing:
+            received = snapshots.receive(
+                request.header, parts, vocab_size=self._model.config.vocab_size, keep_kv=incompatible is None
+            )
+            async with received as snapshot:
+                if known := self._imported_before(request, snapshot.sha256):
+                    return self._view(known)
+                session = self._imported_session(request, caller)
+                with self._transfers.moving(session):
+                    await self._take_in(session, snapshot, mismatch=incompatible is not None)
+        if request.request_id:
+            entry = Imported(request, snapshot.sha256, session, time.monotonic())
+            self._imported[request.request_id] = entry
+        return self._view(session)
+
     # Turns
 
     @contextlib.asynccontextmanager
@@ -495,7 +566,7 @@ class Service:
         return ServerInfo(
             version=self._version,
             build=self._build,
-            capabilities=CAPABILITIES,
+            capabilities=(*CAPABILITIES, *self._engine.engine.lower_tiers),
             limits=self._limits,
             uptime=time.monotonic() - self._began,
         )
@@ -589,6 +660,7 @@ class Service:
             horizon = time.monotonic() - REPLAY_WINDOW
             self._created = {i: entry for i, entry in self._created.items() if entry.time >= horizon}
             self._forked = {i: entry for i, entry in self._forked.items() if entry.time >= horizon}
+            self._imported = {i: entry for i, entry in self._imported.items() if entry.time >= horizon}
 
     async def drain(self, grace: float) -> None:
         """Take no new turns, give running ones `grace` seconds, then end them with Finished{DRAINING}."""
@@ -614,9 +686,65 @@ class Service:
             raise EtagMismatch(f"session {session.session_id!r} has changed", etag=session.etag)
 
     def _refuse_if_busy(self, session: Session) -> None:
+        if session.moving:
+            raise SessionBusy(f"the KV of session {session.session_id!r} is being moved")
         if session.active:
             message = f"session {session.session_id!r} has a turn in flight"
             raise SessionBusy(message, activeRequestId=session.active.request_id)
+
+    def _check_import(self, request: ImportRequest, caller: str) -> SnapshotIncompatible | None:
+        """Everything that can be said before a byte has come; why its KV is not this model's, if that is accepted."""
+        checker = self._checker()
+        if request.session_id:
+            checker.session_id("session_id", request.session_id)
+        checker.request_id(request.request_id)
+        header, served = request.header, self._model.kv_dtype
+        checker.settings(replace(header.settings, kv_dtype=None), served)
+        checker.done()
+        snapshots.check(header, max_context_tokens=self._model.max_context_tokens)
+        incompatible = snapshots.mismatch(
+            header, fingerprint=self._model.fingerprint, kv=self._transfers.shape, kv_dtype=served
+        )
+        if incompatible and not request.recompute_on_mismatch:
+            raise incompatible
+        if request.session_id and request.request_id not in self._imported:
+            self._sessions.check_room([request.session_id])
+        self._check_pins(self._import_settings(request, caller))
+        return incompatible
+
+    def _import_settings(self, request: ImportRequest, caller: str) -> SessionSettings:
+        given = replace(request.header.settings, kv_dtype=None)
+        settings = self._clamped(given.over(self._default_settings(caller)))
+        if request.header.position > (settings.max_context_tokens or 0):
+            raise FieldInvalid.one("snapshot.position", f"is beyond the session's limit, {settings.max_context_tokens}")
+        return settings
+
+    def _imported_session(self, request: ImportRequest, caller: str) -> Session:
+        """Its record, before the engine knows it. Raises SessionExists or SessionLimit."""
+        session = Session(
+            session_id=request.session_id or new_session_id(),
+            settings=self._import_settings(request, caller),
+            position=request.header.position,
+            turns=snapshots.turns_of(request.header),
+        )
+        self._sessions.open(session)
+        return session
+
+    async def _take_in(self, session: Session, snapshot: Received, *, mismatch: bool) -> None:
+        try:
+            await self._transfers.take_in(session, snapshot, mismatch=mismatch)
+        except BaseException:
+            self._forget(session)
+            self._engine.note(records.SessionDeleted(session.session_id))
+            raise
+        self.stats.sessions_opened.add("import")
+        self._tell(EventType.CREATED, session, "IMPORT")
+
+    def _imported_before(self, request: ImportRequest, sha256: bytes) -> Session | None:
+        known = self._imported.get(request.request_id)
+        if known and (known.request, known.sha256) != (request, sha256):
+            raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
+        return self._sessions.get(known.session.session_id) if known else None
 
     def _check_pins(self, settings: SessionSettings, *, count: int = 1, instead_of: Session | None = None) -> None:
         """Is there room for as many more pinned sessions, or for one in its place? Raises KvBudget."""

@@ -122,6 +122,7 @@ class Session:
     version: int = 0  # counts changes of ledger and settings
     turns: list[TurnRecord] = field(default_factory=list)
     active: ActiveTurn | None = None
+    moving: asyncio.Event | None = None  # its KV is being moved, exported or taken in; set when that is over
     ephemeral: bool = False
     forked_from: tuple[str, int] | None = None  # (session id, position)
     create_time: float = field(default_factory=time.time)
@@ -137,7 +138,7 @@ class Session:
     @property
     def state(self) -> SessionState:
         if self.active is None:
-            return SessionState.IDLE
+            return SessionState.IDLE if self.moving is None else SessionState.MOVING
         return SessionState.RUNNING if self.active.started else SessionState.QUEUED
 
     @property
@@ -239,7 +240,7 @@ class SessionRegistry:
 
     def expired(self, now: float) -> list[Session]:
         """Idle sessions whose time to live is over."""
-        return [s for s in self._sessions.values() if s.active is None and now >= s.expire_time]
+        return [s for s in self._sessions.values() if not (s.active or s.moving) and now >= s.expire_time]
 
     def expiring(self, now: float, notice: float) -> list[Session]:
         """Idle sessions that expire within `notice` seconds and of which nobody has been told yet."""

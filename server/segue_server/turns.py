@@ -88,7 +88,7 @@ class Turns:
         Raises QueueFull, SessionBusy, or QueueTimeout after the claim's patience.
         """
         self._refuse_beyond_queue()
-        if session.active is not None:
+        if session.active is not None or session.moving is not None:
             await self._wait_behind(session, claim)
 
     def begin(self, session: Session, claim: Claim) -> ActiveTurn:
@@ -170,6 +170,10 @@ class Turns:
 
     async def _wait_for(self, session: Session, claim: Claim) -> None:
         """Until the session has no other turn in flight."""
+        while session.moving is not None:
+            if claim.policy is BusyPolicy.REJECT:
+                raise SessionBusy(f"the KV of session {session.session_id!r} is being moved")
+            await session.moving.wait()
         while (active := session.active) is not None and active.request_id != claim.request_id:
             if claim.policy is BusyPolicy.REPLACE:
                 self.leave(active, CancelCause.REPLACED)

@@ -14,6 +14,7 @@ from segue_server.requests import (
     GenerateRequest,
     Input,
     ListSessionsRequest,
+    MoveCacheRequest,
     OutputOptions,
     ReadTokensRequest,
     RewindSessionRequest,
@@ -134,6 +135,10 @@ class Checker:
         self.token_ids("token_ids", request.token_ids)
         self._not_empty("token_ids", request.token_ids)
         self.within("top_logprobs", request.top_logprobs, 0, self.limits.max_top_logprobs)
+
+    def move_cache(self, request: MoveCacheRequest) -> None:
+        self.session_id("session_id", request.session_id)
+        self.within("from_position", request.from_position, 0, MAX_INT64)
 
     def list_sessions(self, request: ListSessionsRequest) -> None:
         if request.page_size < 0:

@@ -13,6 +13,7 @@ from segue_model.chat import ChatTemplate
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
 from segue_server.events import Event, Finished, Started, Tokens
+from segue_server.mover import Offload
 from segue_server.prompts import Prompts
 from segue_server.requests import (
     CreateSessionRequest,
@@ -92,12 +93,17 @@ class ServiceBench:
         slow_reader_limit: float = 30.0,
         expiry_notice: float = 60.0,
         max_pinned_bytes: int = 0,
+        offload: Offload | None = None,
     ) -> None:
         self.runner = FakeRunner(pages, vocab=BYTE_VOCAB)
         self.gate = Gate()
         self.runner.before_step = self.gate
         self.engine = Engine(
-            self.runner, max_running=max_running, step_tokens=step_tokens, slow_reader_limit=slow_reader_limit
+            self.runner,
+            max_running=max_running,
+            step_tokens=step_tokens,
+            slow_reader_limit=slow_reader_limit,
+            offload=offload,
         )
         self.crashes: list[BaseException] = []
         self.thread = EngineThread(self.engine, on_crash=self.crashes.append)

@@ -77,7 +77,7 @@ def append_request(form: Form, message: generation_pb2.AppendContextRequest) -> 
 def create_session_request(form: Form, message: session_pb2.CreateSessionRequest) -> CreateSessionRequest:
     return CreateSessionRequest(
         labels=dict(message.labels),
-        settings=_settings(form, message.settings),
+        settings=settings_of(form, message.settings),
         prefix=input_of(message, "prefix"),
         **_given(message, "session_id", "request_id", "display_name"),
     )
@@ -85,7 +85,7 @@ def create_session_request(form: Form, message: session_pb2.CreateSessionRequest
 
 def fork_session_request(form: Form, message: session_pb2.ForkSessionRequest) -> ForkSessionRequest:
     given = _given(message, "session_id", "new_session_id", "request_id", "position", "count")
-    return ForkSessionRequest(settings=_settings(form, message.settings), **given)
+    return ForkSessionRequest(settings=settings_of(form, message.settings), **given)
 
 
 def update_session_request(form: Form, message: session_pb2.UpdateSessionRequest) -> UpdateSessionRequest:
@@ -98,7 +98,7 @@ def update_session_request(form: Form, message: session_pb2.UpdateSessionRequest
         etag=message.session.etag,
         display_name=named.display_name,
         labels=dict(named.labels),
-        settings=_settings(form, named.settings),
+        settings=settings_of(form, named.settings),
     )
 
 
@@ -170,7 +170,7 @@ def _output(form: Form, message: types_pb2.OutputOptions) -> OutputOptions:
     )
 
 
-def _settings(form: Form, message: session_pb2.SessionSettings) -> SessionSettings:
+def settings_of(form: Form, message: session_pb2.SessionSettings) -> SessionSettings:
     given = _given(message, "max_context_tokens", "keep_tokens", "priority", "pinned", "cache_salt")
     return SessionSettings(
         kv_dtype=form.choice("settings.kv_dtype", message.kv_dtype, KV_DTYPES),

@@ -38,7 +38,7 @@ def session(view: SessionView) -> session_pb2.Session:
         turn_count=view.turn_count,
         active_request_id=view.active_request_id,
         cache=_cache(view),
-        settings=_settings(view.settings),
+        settings=settings_proto(view.settings),
         create_time=_timestamp(view.create_time),
         last_used_time=_timestamp(view.last_used_time),
         expire_time=_timestamp(view.expire_time),
@@ -58,7 +58,7 @@ def token_chunk(chunk: TokenChunk) -> session_pb2.ReadSessionTokensResponse:
         start_position=chunk.start_position,
         token_ids=chunk.token_ids,
         text=chunk.text,
-        turns=[_turn_span(span) for span in chunk.turns],
+        turns=[turn_span(span) for span in chunk.turns],
     )
 
 
@@ -116,7 +116,7 @@ def _cache(view: SessionView) -> types_pb2.CacheUsage:
     return usage
 
 
-def _settings(settings: SessionSettings) -> session_pb2.SessionSettings:
+def settings_proto(settings: SessionSettings) -> session_pb2.SessionSettings:
     converted = {
         "ttl": duration(settings.ttl),
         "kv_dtype": _kv_dtype(settings.kv_dtype),
@@ -140,7 +140,7 @@ def _fork_origin(origin: tuple[str, int] | None) -> session_pb2.ForkOrigin | Non
     return session_pb2.ForkOrigin(session_id=origin[0], position=origin[1]) if origin else None
 
 
-def _turn_span(span: TurnSpan) -> session_pb2.TurnSpan:
+def turn_span(span: TurnSpan) -> session_pb2.TurnSpan:
     return session_pb2.TurnSpan(
         turn=span.turn,
         start_position=span.start,

@@ -13,6 +13,7 @@ from segue_server.requests import (
     GenerateRequest,
     Input,
     ListSessionsRequest,
+    MoveCacheRequest,
     OutputOptions,
     ReadTokensRequest,
     RewindSessionRequest,
@@ -20,6 +21,7 @@ from segue_server.requests import (
     UpdateSessionRequest,
     WatchSessionsRequest,
 )
+from segue_server.snapshots import ImportRequest, SnapshotPart
 from segue_server.views import Estimate, Load, ModelInfo, Scores, ServerInfo, SessionPage, SessionView, TokenChunk
 from segue_server.watch import SessionEvent
 
@@ -49,6 +51,13 @@ class Service(Protocol):
     ) -> int: ...
     async def fork_session(self, request: ForkSessionRequest) -> tuple[SessionView, ...]: ...
     async def update_session(self, request: UpdateSessionRequest) -> SessionView: ...
+    async def move_cache(self, request: MoveCacheRequest) -> SessionView: ...
+    def export_session(
+        self, session_id: str, *, tokens_only: bool = False, etag: str = ""
+    ) -> AsyncGenerator[SnapshotPart, None]: ...
+    async def import_session(
+        self, request: ImportRequest, parts: AsyncIterator[SnapshotPart | ImportRequest], *, caller: str
+    ) -> SessionView: ...
     async def rewind_session(self, request: RewindSessionRequest) -> SessionView: ...
     def read_tokens(self, request: ReadTokensRequest) -> AsyncGenerator[TokenChunk, None]: ...
     def watch_sessions(self, request: WatchSessionsRequest) -> AsyncGenerator[SessionEvent, None]: ...

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from segue.v1 import session_pb2
-from segue_server.grpc_api import convert_requests, convert_views
+from segue_server.grpc_api import convert_requests, convert_snapshots, convert_views
 from segue_server.grpc_api.form import CallContext, caller_of, check, read
 from segue_server.grpc_api.port import Service
 
@@ -70,6 +70,29 @@ class SessionServicer:
             await context.send_initial_metadata(())  # from here on nothing is missed
             async for event in events:
                 yield convert_views.session_event(event)
+
+    async def MoveSessionCache(
+        self, message: session_pb2.MoveSessionCacheRequest, context: CallContext
+    ) -> session_pb2.Session:
+        request = read(message, context, convert_snapshots.move_cache_request)
+        return convert_views.session(await self._service.move_cache(request))
+
+    async def ExportSession(
+        self, message: session_pb2.ExportSessionRequest, context: CallContext
+    ) -> AsyncIterator[session_pb2.ExportSessionResponse]:
+        check(message, context)
+        exported = self._service.export_session(message.session_id, tokens_only=message.tokens_only, etag=message.etag)
+        async with aclosing(exported) as parts:
+            async for part in parts:
+                yield convert_snapshots.export_part(part)
+
+    async def ImportSession(
+        self, messages: AsyncIterator[session_pb2.ImportSessionRequest], context: CallContext
+    ) -> session_pb2.Session:
+        first = await anext(aiter(messages), session_pb2.ImportSessionRequest())
+        request = read(first, context, convert_snapshots.import_request)
+        parts = convert_snapshots.import_parts(messages)
+        return convert_views.session(await self._service.import_session(request, parts, caller=caller_of(context)))
 
     async def RewindSession(
         self, message: session_pb2.RewindSessionRequest, context: CallContext

@@ -21,6 +21,8 @@ from segue_server import errors
 from segue_server.cache.tiers import Tier
 from segue_server.errors import FieldInvalid, FieldViolation, Quota, SegueError
 from segue_server.events import Failed, Started
+from segue_server.grpc_api.handlers import service_handler
+from segue_server.grpc_api.interceptors import Guard
 from segue_server.grpc_api.server import bind, build_admin_server
 from segue_server.grpc_api.status import MAX_DETAIL_BYTES, PUSHBACK_HEADER, to_status
 
@@ -362,6 +364,9 @@ IMPLEMENTED = {
         "UpdateSession",
         "ReadSessionTokens",
         "WatchSessions",
+        "MoveSessionCache",
+        "ExportSession",
+        "ImportSession",
     },
     "segue.v1.GenerationService": {
         "Generate",
@@ -399,10 +404,21 @@ async def check_absent(channel, methods):
         assert method.full_name in seen.message
 
 
-async def test_every_other_rpc_is_feature_absent(channel):
-    methods = list(absent_methods(session_pb2, generation_pb2, model_pb2))
-    assert len(methods) == 3
-    await check_absent(channel, methods)
+async def test_the_whole_contract_is_offered():
+    assert not list(absent_methods(session_pb2, generation_pb2, model_pb2))
+
+
+async def test_an_rpc_without_a_servicer_is_feature_absent(calls):
+    server = aio.server(interceptors=[Guard(calls)])
+    services = [s for file in (session_pb2, generation_pb2) for s in file.DESCRIPTOR.services_by_name.values()]
+    server.add_generic_rpc_handlers([service_handler(service, None) for service in services])
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await check_absent(channel, [method for service in services for method in service.methods])
+    finally:
+        await server.stop(None)
 
 
 async def test_offered_rpcs_are_not_absent(channel, service):

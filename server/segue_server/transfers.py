@@ -1,0 +1,144 @@
+"""Sessions whose KV is being moved, written to a snapshot or taken from one: the part that runs on the event loop.
+
+The engine does each portion between two steps, and what runs in the batch goes on meanwhile. The session itself is
+MOVING: it takes no turn until the end.
+"""
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections.abc import AsyncGenerator, Iterator
+from functools import partial
+
+import torch
+
+from segue_server import snapshots
+from segue_server.cache.tiers import Tier
+from segue_server.engine_thread import EngineThread
+from segue_server.errors import SessionNotFound
+from segue_server.kv_control import Guarded, KvControl, Progress
+from segue_server.recording import created, updated
+from segue_server.served import ServedModel
+from segue_server.sessions import Session
+from segue_server.snapshots import BLOCK_TOKENS, FORMAT_VERSION, KvShape, Received, SnapshotHeader, SnapshotPart
+
+DISK_POLL = 0.002  # seconds between two looks for what is being read from disk
+
+
+class Transfers:
+    """One per server."""
+
+    def __init__(self, engine: EngineThread, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+        self._control = KvControl(engine.engine)
+        self.shape = _shape_of(engine)
+
+    @contextlib.contextmanager
+    def moving(self, session: Session) -> Iterator[None]:
+        """The session takes no turns; it has none."""
+        ended = session.moving = asyncio.Event()
+        try:
+            yield
+        finally:
+            session.moving = None
+            ended.set()
+
+    async def move(self, session: Session, tier: Tier, start: int) -> None:
+        """Bring the KV from `start` on into `tier`. Raises FeatureDisabled, KvBudget, SessionNotFound."""
+        session_id = session.session_id
+        portion = partial(self._control.move, session_id, tier, start)
+        try:
+            while (progress := await self._engine.call(portion)) is not Progress.DONE:
+                if progress is Progress.WAIT:
+                    await asyncio.sleep(DISK_POLL)
+        finally:
+            self._engine.post(partial(self._control.moved, session_id))
+
+    # Out
+
+    async def export(self, session: Session, *, tokens_only: bool) -> AsyncGenerator[SnapshotPart, None]:
+        """The parts of a snapshot. What is read stays where it is until the iterator is closed."""
+        tokens = list(self._engine.engine.tokens(session.session_id)[: session.position])
+        guarded = await self._engine.call(partial(self._control.guard, session.session_id))
+        try:
+            header = self._header(session, cached=0 if tokens_only else min(guarded.tokens, len(tokens)))
+            async with contextlib.aclosing(
+                snapshots.write(header, tokens, partial(self._block, guarded, header.cached_tokens))
+            ) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            self._engine.post(partial(self._control.unguard, guarded))
+
+    def _header(self, session: Session, *, cached: int) -> SnapshotHeader:
+        return SnapshotHeader(
+            format_version=FORMAT_VERSION,
+            model_fingerprint=self._model.fingerprint,
+            kv=self.shape,
+            position=session.position,
+            cached_tokens=cached,
+            payload_bytes=session.position * snapshots.TOKEN_ID_BYTES + cached * self.shape.token_bytes,
+            settings=session.settings,
+            turns=session.spans(session.position),
+        )
+
+    async def _block(self, guarded: Guarded, cached: int, start: int) -> torch.Tensor:
+        """Positions `start` .. `start + BLOCK_TOKENS - 1`, as far as there are so many."""
+        parts: list[torch.Tensor] = []
+        at, end = start, min(start + BLOCK_TOKENS, cached)
+        while at < end:
+            kv = await self._segment(guarded, at)
+            parts.append(kv[:, :, :, : end - at])
+            at += parts[-1].shape[3]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+
+    async def _segment(self, guarded: Guarded, start: int) -> torch.Tensor:
+        block = await self._engine.call(partial(self._control.read, guarded, start))
+        kv = block.kv if block else None
+        if block and kv is None and block.key is not None:
+            kv = await asyncio.to_thread(self._engine.engine.mover.store.load, block.key)
+        if block is None or kv is None or not block.tokens:
+            session_id = guarded.sequence.session_id
+            raise SessionNotFound(session_id, f"KV of session {session_id!r} was lost while it was read")
+        return kv[:, :, :, : block.tokens]
+
+    # In
+
+    async def take_in(self, session: Session, received: Received, *, mismatch: bool) -> None:
+        """Make the engine and the ledger know a session that has come in whole. Raises LedgerUnavailable."""
+        settings, session_id = session.settings, session.session_id
+        tokens = received.tokens
+        opened = partial(
+            self._engine.engine.restore,
+            *(session_id, array("i", tokens)),
+            priority=settings.priority or 0,
+            pinned=bool(settings.pinned),
+            salt=settings.cache_salt,
+        )
+        await self._engine.call(opened)
+        private = received.kv is not None
+        await self._engine.call(partial(self._control.arrived, session_id, private=private, mismatch=mismatch))
+        if received.kv is not None:
+            await self._take_kv(session_id, received.kv)
+        history = snapshots.records(session_id, tokens, session.turns, time.time())
+        await self._engine.record(created(session, self._model.fingerprint), *history, updated(session))
+
+    async def _take_kv(self, session_id: str, kv: snapshots.KvFile) -> None:
+        """A segment at a time; what finds no room is computed when it is needed."""
+        blocks = kv.blocks()
+        size = self._engine.engine.scheduler.tiers.segment_tokens
+        while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+            start, tensor = block
+            for offset in range(0, tensor.shape[3], size):
+                part = tensor[:, :, :, offset : offset + size].contiguous()
+                if not await self._engine.call(partial(self._control.adopt, session_id, start + offset, part)):
+                    return
+
+
+def _shape_of(engine: EngineThread) -> KvShape:
+    runner = engine.engine.runner
+    config = runner.config
+    dtype = str(runner.export_pages((), 0).dtype).removeprefix("torch.")
+    return KvShape(dtype, config.layers, config.kv_heads, config.head_dim)
