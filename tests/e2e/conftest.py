@@ -175,7 +175,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server() -> Iterator[LiveServer]:
     """SmolLM2 in float32, shared by all tests that need real answers."""
     threads = torch.get_num_threads()
-    with live_server(ServerConfig(port=0, admin_port=0, metrics_port=0, kv_bytes=512 << 20)) as live:
+    config = ServerConfig(port=0, admin_port=0, metrics_port=0, runner="torch", threads=1, kv_bytes=512 << 20)
+    with live_server(config) as live:
         yield live
     torch.set_num_threads(threads)
 
@@ -187,8 +188,8 @@ def serve(tiny_model: Path) -> Iterator[Callable[..., LiveServer]]:
     with ExitStack() as servers:
 
         def start(**options: object) -> LiveServer:
-            ports = {"port": 0, "admin_port": 0, "metrics_port": 0}
-            config = ServerConfig(model=tiny_model, threads=1, **{**ports, "kv_bytes": 64 << 20, **options})
+            defaults = {"port": 0, "admin_port": 0, "metrics_port": 0, "runner": "torch", "kv_bytes": 64 << 20}
+            config = ServerConfig(model=tiny_model, threads=1, **{**defaults, **options})
             return servers.enter_context(live_server(config))
 
         yield start
@@ -264,7 +265,7 @@ def spawn() -> Iterator[Callable[..., ServerProcess]]:
     with ExitStack() as stack:
 
         def start(*words: object) -> ServerProcess:
-            command = [sys.executable, "-m", "segue_server", *map(str, words)]
+            command = [sys.executable, "-m", "segue_server", "--runner", "torch", *map(str, words)]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
             server = ServerProcess(process)
             stack.callback(server.reader.join)

@@ -105,7 +105,7 @@ def test_an_unset_seed_is_told_and_gives_the_same_tokens_again(client):
 
 def test_32_sessions_at_once_answer_like_each_one_alone(server, same_choices):
     """Continuous batching changes no greedy answer: 32 turns in one batch against the same 32, one at a time."""
-    count, new_tokens = 32, 10
+    count, new_tokens = 32, 8
     client = server.client()
     prompts = [f"{number + 3} things that everybody knows about the number {number * 7}:" for number in range(count)]
     options = {**GREEDY, "max_tokens": new_tokens, "ignore_eos": True, "top_logprobs": 2}
