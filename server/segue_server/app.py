@@ -27,6 +27,7 @@ from segue_server.ledger.gate import LedgerGate
 from segue_server.ledger.journal import Journal
 from segue_server.ledger.store import LedgerStore, open_ledger
 from segue_server.metrics import Build, SegueCollector
+from segue_server.mover import Offload
 from segue_server.runners import make_runner
 from segue_server.served import ServedModel
 from segue_server.service import Service
@@ -120,6 +121,13 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
         step_tokens=config.prefill_chunk_tokens,
         slow_reader_limit=config.slow_reader_limit,
         kv_dtype=served.kv_dtype,
+        offload=Offload(
+            host_bytes=config.kv_host_bytes,
+            disk_bytes=config.kv_disk_bytes,
+            disk_dir=config.kv_disk_dir,
+            high_watermark=config.kv_high_watermark,
+            low_watermark=config.kv_low_watermark,
+        ),
         journal=journal,
     )
     gate = LedgerGate(store, journal, revoke=engine.revoke) if store and journal else None

@@ -28,6 +28,11 @@ class ServerConfig:
     weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
     threads: int = 0  # 0 = one per core
     kv_bytes: int = 1024 * MIB
+    kv_host_bytes: int = 0
+    kv_disk_bytes: int = 0
+    kv_disk_dir: Path | None = None  # None: a directory for temporary files
+    kv_high_watermark: float = 0.9
+    kv_low_watermark: float = 0.8
     ledger: str = ":memory:"
     max_context_tokens: int = 0  # 0 = the model's
     max_running: int = 64
@@ -55,6 +60,10 @@ class ServerConfig:
         for name, choices in _CHOICES.items():
             self._require(name, f"be one of {', '.join(choices)}", choices.__contains__)
         self._require("prefill_chunk_tokens", f"be at least a page, {PAGE_TOKENS}", lambda value: value >= PAGE_TOKENS)
+        for name in ("kv_high_watermark", "kv_low_watermark"):
+            self._require(name, "be above 0 and at most 1", lambda value: 0 < value <= 1)
+        highest = self.kv_high_watermark
+        self._require("kv_low_watermark", "not be above --kv-high-watermark", lambda value: value <= highest)
         self._require("default_ttl", "not be above --max-ttl", lambda value: value <= self.max_ttl)
 
     def _require(self, name: str, what: str, fits: Callable[[Any], bool]) -> None:
@@ -80,6 +89,11 @@ _HELP = {
     "weights": "of the native runner, for checkpoints in floating point: auto = bf16; GGUF blocks stay as they are",
     "threads": "compute threads; 0 = one per core",
     "kv_bytes": "bytes of the KV pool; a suffix KiB, MiB or GiB is understood",
+    "kv_host_bytes": "bytes of host memory for the KV of idle sessions that the pool has no room for; 0 = none",
+    "kv_disk_bytes": "bytes of disk for what does not fit there either; 0 = none",
+    "kv_disk_dir": "folder for it, emptied at the end; default: one for temporary files",
+    "kv_high_watermark": "share of the pool from which on idle KV goes down a tier though nobody needs its pages yet",
+    "kv_low_watermark": "share of the pool at which that stops",
     "ledger": "file that keeps sessions and their tokens across restarts; :memory: = nothing is kept",
     "max_context_tokens": "longest context of a session; 0 = the model's own",
     "max_running": "turns in the batch at once",
@@ -102,7 +116,7 @@ _ABOVE_ZERO = (
 )
 _NOT_NEGATIVE = (
     *("threads", "max_context_tokens", "max_queued", "queue_timeout"),
-    *("expiry_notice", "tombstone_ttl", "drain_grace"),
+    *("expiry_notice", "tombstone_ttl", "drain_grace", "kv_host_bytes", "kv_disk_bytes"),
 )
 _CHOICES = {
     "runner": ("auto", "native", "torch"),
@@ -154,6 +168,9 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "model": Path,
     "kv_bytes": parse_bytes,
     "max_pinned_bytes": _bytes_or_none_at_all,
+    "kv_host_bytes": _bytes_or_none_at_all,
+    "kv_disk_bytes": _bytes_or_none_at_all,
+    "kv_disk_dir": Path,
 }
 
 
