@@ -21,7 +21,7 @@ class ServerConfig:
     admin_port: int = 50052  # loopback only
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9464
-    runner: Literal["auto", "native", "torch"] = "torch"
+    runner: Literal["auto", "native", "torch"] = "auto"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     kv_dtype: Literal["", "float32", "bfloat16", "int8"] = ""
