@@ -25,19 +25,19 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --create-home --uid 10001 segue \
-    && install --directory --owner segue --mode 0700 /home/segue/.cache
+    && install --directory --owner segue --mode 0700 /home/segue/.cache /home/segue/data
 COPY --from=build /opt/segue /opt/segue
 ENV PATH=/opt/segue/bin:$PATH PYTHONUNBUFFERED=1 PROMETHEUS_DISABLE_CREATED_SERIES=1
 
 USER segue
 WORKDIR /home/segue
-# Compiled kernels outlive the container.
-VOLUME ["/home/segue/.cache"]
+# Compiled kernels and the ledger of sessions outlive the container.
+VOLUME ["/home/segue/.cache", "/home/segue/data"]
 # gRPC, metrics. The admin service (50052) listens on loopback inside the container and is not published.
 EXPOSE 50051 9464
 # The first SIGTERM drains: health turns NOT_SERVING, running turns end, then the process exits.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
     CMD ["segue-server", "health", "--target", "127.0.0.1:50051"]
 ENTRYPOINT ["segue-server"]
-CMD ["--host", "0.0.0.0", "--metrics-host", "0.0.0.0"]
+CMD ["--host", "0.0.0.0", "--metrics-host", "0.0.0.0", "--ledger", "/home/segue/data/ledger.sqlite"]
