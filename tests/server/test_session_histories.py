@@ -133,7 +133,7 @@ class Histories(RuleBasedStateMachine):
 
 
 def test_histories() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Histories,
         settings=settings(
             max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
