@@ -326,8 +326,9 @@ class Service:
         self._check_pins(update.settings, instead_of=session)
         update.apply(session)
         priority, pinned = update.settings.priority or 0, bool(update.settings.pinned)
-        self._engine.post(partial(self._engine.engine.adjust, session.session_id, priority=priority, pinned=pinned))
-        await self._engine.record(updated(session))
+        adjust = partial(self._engine.engine.adjust, session.session_id, priority=priority, pinned=pinned)
+        changed = updated(session)
+        await self._engine.commit(lambda: (adjust(), [changed]), lasting=True)
         return self._view(session)
 
     async def rewind_session(self, request: RewindSessionRequest) -> SessionView:
