@@ -115,9 +115,11 @@ class Changes:
         child = self._create(record.child, record.parent_id, record.position)
         for start, ids in self._rows(parent):
             self._insert(child, start, ids[: max(0, record.position - start)])
+        # An open turn is in the child as far as it has come, and goes no further there.
         copied = """INSERT INTO turns
-            SELECT :child, start, min(generated_start, :position), min(end, :position), request_id, finish_reason, 0
-            FROM turns WHERE session = :parent AND end IS NOT NULL AND start < :position"""
+            SELECT :child, start, min(generated_start, :position), min(coalesce(end, :position), :position),
+                request_id, coalesce(finish_reason, 'CANCELLED'), 0
+            FROM turns WHERE session = :parent AND start < :position"""
         self._db.execute(copied, {"child": child.key, "position": record.position, "parent": parent.key})
 
     def _rows(self, known: Known) -> "list[tuple[int, array[int]]]":
