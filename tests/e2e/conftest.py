@@ -88,6 +88,11 @@ class LiveServer:
         """Until no turn is in flight."""
         wait_until(lambda: not self.in_flight(), "no turn is in flight", timeout)
 
+    def settle(self) -> None:
+        """Until the engine has done what it was told before this call, such as to close an ephemeral session."""
+        engine = self.running.service._engine
+        asyncio.run_coroutine_threadsafe(engine.call(lambda: None), self.loop).result(LEAVE_TIMEOUT)
+
     def leave_nothing(self) -> None:
         """Close this test's clients, delete all sessions, and count the pages."""
         for client in self._clients:

@@ -123,6 +123,7 @@ def test_load_and_limits_tell_what_the_server_does_and_allows(server, client):
         assert load.kv_used_bytes > 0
         assert not load.draining
     server.wait_idle()
+    server.settle()
     load = client.load()
     assert (load.running_requests, load.kv_used_bytes, load.sessions) == (0, 0, 0)
     total = load.kv_evictable_bytes + load.kv_free_bytes
