@@ -18,9 +18,11 @@ from segue_model.fingerprint import fingerprint
 from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
+from segue_server.admin import Admin
 from segue_server.config import ServerConfig
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
+from segue_server.errors import Draining
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_admin_server, build_server
 from segue_server.ledger.gate import LedgerGate
@@ -147,7 +149,8 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
     )
     health = Health()
     server = build_server(service, health=health, observer=calls)
-    admin = build_admin_server(health=health, observer=calls)
+    operators = Admin(service, thread, on_drain=health.drain, drain_grace=config.drain_grace)
+    admin = build_admin_server(operators, health=health, observer=calls)
     grpc_port = bind(server, f"{config.host}:{config.port}")
     admin_port = bind(admin, f"127.0.0.1:{config.admin_port}")
     collector = SegueCollector(served.model_id, engine, service, calls, build)
@@ -164,6 +167,7 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
             health.drain()
             await service.drain(config.drain_grace)
             health.close()
+            operators.events.close(Draining("the server is shutting down"))
             await server.stop(1.0)
             await admin.stop(0)
             reaper.cancel()

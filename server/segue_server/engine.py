@@ -17,8 +17,18 @@ from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLogprob, sample, token_logprobs
 from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
+from segue_server.cache.session import pages_for
 from segue_server.cache.tiers import Tier
-from segue_server.errors import EngineError, QueueTimeout, SegueError, SessionExists, SessionNotFound, beyond_end
+from segue_server.errors import (
+    EngineError,
+    KvBudgetImpossible,
+    QueueTimeout,
+    Quota,
+    SegueError,
+    SessionExists,
+    SessionNotFound,
+    beyond_end,
+)
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
 from segue_server.foresight import Foresight, Speeds, foresee
 from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
@@ -76,14 +86,14 @@ class Engine:
             tiers=offload.tiers(runner),
             watermarks=(offload.high_watermark, offload.low_watermark),
         )
-        self.mover = KvMover(runner, self.scheduler.tiers, offload.store(), self.stats)
+        self.mover = KvMover(runner, self.scheduler.tiers, offload.store(), self.stats, offload.disk_dir)
         self.clock = clock
         self._slow_reader_limit = slow_reader_limit
         self._kv_dtype = kv_dtype
         self._journal = journal
         self._jobs: dict[str, Job] = {}  # by request id
         self._outbox: list[tuple[Sink, Event]] = []
-        self._seconds_per_token = 0.0  # of prefill, smoothed: what losing a token of KV would cost
+        self.seconds_per_token = 0.0  # of prefill, smoothed: what losing a token of KV would cost
 
     # Sessions
 
@@ -100,11 +110,16 @@ class Engine:
         sequence.tokens = tokens
         sequence.seen, sequence.lost_by = len(tokens), "restarted"
 
-    def close(self, session_id: str) -> int:
+    def close(self, session_id: str, reason: str = "caller") -> int:
         """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
         if session_id not in self.scheduler.sequences:
             return 0
-        return self.scheduler.close(session_id) * self.runner.page_bytes
+        below = self.scheduler.tiers.bytes_of(session_id)
+        freed = self.scheduler.close(session_id) * self.runner.page_bytes
+        self.stats.evicted("device", reason, freed)
+        for tier, size in below.items():
+            self.stats.evicted(tier.name.lower(), reason, size)
+        return freed
 
     def adjust(self, session_id: str, *, priority: int, pinned: bool) -> None:
         """How much a session is worth keeping in the pool; nothing when it is unknown."""
@@ -193,7 +208,7 @@ class Engine:
 
     def foresee(self, spec: TurnSpec, position: int, salt: str | None) -> Foresight:
         """What a turn would meet if it were submitted now, after `position` tokens of its session. Changes nothing."""
-        speeds = Speeds(self._seconds_per_token, self.stats.step["decode"].mean)
+        speeds = Speeds(self.seconds_per_token, self.stats.step["decode"].mean)
         return foresee(self.scheduler, spec, position=position, salt=salt, speeds=speeds)
 
     # The step
@@ -216,6 +231,15 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever the arithmetic raises must not end the engine
             self._abandon(plan.work, error)
         return True
+
+    def refuse_impossible(self) -> None:
+        """The pool has become smaller: end the waiting turns that it will never have room for."""
+        for sequence in list(self.scheduler.waiting):
+            turn, capacity = sequence.turn, self.scheduler.pool.capacity
+            if turn is not None and pages_for(turn.promise) > capacity:
+                size = capacity * self.runner.page_bytes
+                error = KvBudgetImpossible("the pool has become smaller than this turn", quota=Quota("kv_bytes", size))
+                self._fail(self._job(sequence), error)
 
     def shut_down(self) -> None:
         """Give back what outlives the thread: files, and the thread that reads them."""
@@ -258,7 +282,7 @@ class Engine:
         sequences = list(self.scheduler.sequences.values())
         idle = [s for s in sequences if not s.running]
         use = pool_use(
-            active=(s.cache for s in sequences if s.running),
+            active=(*(s.cache for s in sequences if s.running), *self.scheduler.spares),
             pinned=(s.cache for s in idle if s.pinned),
             idle=(s.cache for s in idle if not s.pinned),
             held_pages=self.scheduler.pool.held,
@@ -270,9 +294,20 @@ class Engine:
             idle=use.idle * each,
             prefix=use.prefix * each,
             slack=use.slack * each,
-            capacity=self.runner.num_pages * self.runner.page_bytes,
+            capacity=self.scheduler.pool.capacity * self.runner.page_bytes,
             tokens=use.tokens,
         )
+
+    def kv_below(self, tier: Tier) -> KvBytes:
+        """A tier below the pool by class; a segment of several sessions counts with the busiest of them."""
+        use = self.scheduler.tiers.use[tier]
+        sizes = dict.fromkeys(("active", "pinned", "idle"), 0)
+        for segment in self.scheduler.tiers.segments(tier):
+            owners = [self.scheduler.sequences.get(owner) for owner in list(segment.owners)]
+            running = any(s.running for s in owners if s)
+            pinned = any(s.pinned for s in owners if s)
+            sizes["active" if running else "pinned" if pinned else "idle"] += segment.size
+        return KvBytes(**sizes, prefix=0, slack=0, capacity=use.budget, tokens=use.tokens)
 
     @property
     def _position_bytes(self) -> int:
@@ -404,6 +439,9 @@ class Engine:
         warm = "restored" if restored else "warm"
         job.context = "new" if not turn.start else "recomputed" if lost else warm
         job.started = self.clock()
+        if turn.reads_prefixes and sequence.salt is not None:
+            self.stats.prefix_query_tokens += turn.prompt_end - (reused - adopted)
+            self.stats.prefix_hit_tokens += adopted
         self.stats.recomputed_tokens.add(sequence.lost_by, amount=recomputed if lost else 0)
         sequence.lost_by = "evicted"
         self.stats.prompt_tokens.add("computed", amount=computed)
@@ -582,7 +620,7 @@ class Engine:
             shared_bytes=self.scheduler.shared_pages(sequence) * page_bytes,
             kv_dtype=self._kv_dtype,
             cached_tokens=cached,
-            estimated_rebuild=cached * self._seconds_per_token,
+            estimated_rebuild=cached * self.seconds_per_token,
             tier=below or (Tier.DEVICE if cached else Tier.NONE),
         )
 
@@ -596,7 +634,7 @@ class Engine:
         self.stats.last_step_time = time.time()
         if prompt >= 2 * PAGE_TOKENS:
             each = seconds / prompt
-            self._seconds_per_token += 0.2 * (each - self._seconds_per_token) if self._seconds_per_token else each
+            self.seconds_per_token += 0.2 * (each - self.seconds_per_token) if self.seconds_per_token else each
 
     def _count(self, job: Job, reason: FinishReason) -> None:
         stats = self.stats

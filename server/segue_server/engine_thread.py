@@ -8,6 +8,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from segue_server.cache.prefix import Change
 from segue_server.engine import Engine
 from segue_server.errors import EngineError, SegueError
 from segue_server.events import Event
@@ -36,6 +37,7 @@ class EngineThread:
         self._on_crash = on_crash
         self._on_failure: list[Callable[[SegueError], None]] = []
         self._on_shrunk: Callable[[set[str]], None] = lambda _: None
+        self._on_cache_changes: Callable[[list[Change]], None] = lambda _: None
         self._failed = False
         self._calls: set[asyncio.Future[Any]] = set()  # that wait for an answer
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -65,6 +67,10 @@ class EngineThread:
     def on_shrunk(self, call: Callable[[set[str]], None]) -> None:
         """Have `call` run on the loop with the ids of the sessions that lost KV to others in a step."""
         self._on_shrunk = call
+
+    def on_cache_changes(self, call: Callable[[list[Change]], None]) -> None:
+        """Have `call` run on the loop with what a step has changed in the prefix index."""
+        self._on_cache_changes = call
 
     def check(self) -> None:
         """Raises EngineError when the engine has failed."""
@@ -193,6 +199,8 @@ class EngineThread:
         outbox = self.engine.take_outbox()
         if shrunk := self.engine.scheduler.take_shrunk():
             self._loop.call_soon_threadsafe(self._on_shrunk, shrunk)
+        if changes := self.engine.scheduler.prefixes.take_changes():
+            self._loop.call_soon_threadsafe(self._on_cache_changes, changes)
         if self._ledger:
             self._ledger.publish(outbox)
         else:

@@ -56,7 +56,8 @@ class Block:
 class KvMover:
     """Carries out what the tiers have decided, and tells them what has become of it."""
 
-    def __init__(self, runner: Runner, tiers: Tiers, store: KvStore, stats: EngineStats) -> None:
+    def __init__(self, runner: Runner, tiers: Tiers, store: KvStore, stats: EngineStats, disk_dir: Path | None) -> None:
+        self._disk_dir = disk_dir
         self._runner = runner
         self._tiers = tiers
         self.store = store
@@ -133,6 +134,11 @@ class KvMover:
         if slot is None:
             return None
         return Block(self.store.get(slot.segment.key), slot.segment.key, slot.tokens)
+
+    def open_disk(self) -> None:
+        """Have a directory for files, if there is none yet. Raises OSError."""
+        if not self.store.has_directory:
+            self.store.open_directory(KvDirectory(self._disk_dir))
 
     def close(self) -> None:
         self.store.close()

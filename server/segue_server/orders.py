@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from segue_model.paging import PAGE_TOKENS
 from segue_model.sampling import Sampling
@@ -37,6 +37,10 @@ class Orders:
     def __init__(self, model: ServedModel, pool: Pool) -> None:
         self._model = model
         self._pool = pool
+
+    def pool_resized(self, num_pages: int) -> None:
+        """The pool hands out more or fewer pages from now on."""
+        self._pool = replace(self._pool, num_pages=num_pages)
 
     def generate(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from segue_model.paging import PAGE_TOKENS
 from segue_server.cache.pages import PageId, PagePool
-from segue_server.cache.prefix import PrefixIndex
+from segue_server.cache.prefix import Node, PrefixIndex
 from segue_server.cache.session import SessionCache, pages_for
 from segue_server.cache.tiers import SegmentKey, Tier, Tiers
 from segue_server.sequence import Sequence, Turn
@@ -104,6 +104,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # in the order of Turn.order
         self.running: list[Sequence] = []  # in the order of Turn.order
         self.evictions = Evictions()
+        self.spares: list[SessionCache] = []  # pages that are lent for a while, to no sequence
         self.shrunk: set[str] = set()  # sessions that have lost KV to others since `take_shrunk`
         self.max_running = max_running
         self._step_tokens = step_tokens
@@ -413,6 +414,45 @@ class Scheduler:
         """Free pages that no running turn has been promised."""
         return self.pool.free - sum(_missing(s) for s in self.running)
 
+    def borrow(self, tokens: int, now: float) -> SessionCache | None:
+        """Pages for `tokens` positions that belong to no session, at the cost of idle KV; None: there are none."""
+        needed = pages_for(tokens)
+        promised = sum(_missing(s) for s in self.running)
+        if needed + promised > self.pool.free + self.evictable_pages():
+            return None
+        while (short := needed - self.pool.free) > 0:
+            if not self._evict(short, None, now):
+                return None
+        spare = SessionCache(self.pool)
+        spare.reserve(tokens)
+        self.spares.append(spare)
+        return spare
+
+    def give_back(self, spare: SessionCache) -> None:
+        """End a loan."""
+        self.spares.remove(spare)
+        spare.trim()
+
+    def resize(self, pages: int, now: float) -> bool:
+        """Hand out at most `pages` pages from now on; idle KV goes until that holds. False: others hold too many."""
+        claimed = self.pool.held - self.evictable_pages() + sum(_missing(s) for s in self.running)
+        if claimed > pages:
+            return False
+        while self.pool.held > pages:
+            if not self._evict(self.pool.held - pages, None, now):
+                return False
+        self.pool.resize(pages)
+        return True
+
+    def in_eviction_order(self, now: float) -> list[Sequence | Node]:
+        """Idle sessions, and prefix pages that no session holds: the first one goes next."""
+        keyed: list[tuple[tuple[float, float, int], Sequence | Node]] = [
+            ((*_eviction_order(s, now), 1), s) for s in self._evictable(None)
+        ]
+        unheld = [n for n in reversed(self.prefixes.entries()) if self.pool.references(n.page) == 1]
+        keyed += [((0, node.last_used - now, 0), node) for node in unheld]
+        return [entry for _, entry in sorted(keyed, key=lambda pair: pair[0])]
+
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Send a running turn back to the queue. Its tokens stay; its KV is now evictable like any other."""
         self.running.remove(sequence)
@@ -480,7 +520,7 @@ class Scheduler:
 
         With `found` that is its own whole pages and then those: a copy of its own that it would give up is no claim.
         """
-        kept: set[PageId] = set()
+        kept: set[PageId] = {page for spare in self.spares for page in spare.pages}
         for sequence in self.sequences.values():
             if sequence.running or sequence.pinned or sequence.guards:
                 kept.update(sequence.cache.pages)
@@ -498,7 +538,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Every page has the owners its count says, every turn is in one place. Raises AssertionError."""
-        owners = [s.cache.pages for s in self.sequences.values()]
+        owners = [s.cache.pages for s in self.sequences.values()] + [spare.pages for spare in self.spares]
         self.pool.check_integrity([*owners, self.prefixes.owned()])
         self.tiers.check_integrity()
         for sequence in self.sequences.values():

@@ -37,6 +37,7 @@ from segue_server.errors import (
 )
 from segue_server.events import Event, Failed, Finished, Prefill
 from segue_server.jobs import NoSink, TurnSpec
+from segue_server.kv_control import Guarded
 from segue_server.ledger import records
 from segue_server.ledger.store import RecoveredSession
 from segue_server.orders import Orders, Pool
@@ -72,7 +73,7 @@ from segue_server.served import ServedModel
 from segue_server.sessions import ActiveTurn, Claim, Session, SessionRegistry, new_session_id, turns_until
 from segue_server.snapshots import ImportRequest, Received, SnapshotPart
 from segue_server.stats import ServiceStats
-from segue_server.transfers import Transfers
+from segue_server.transfers import SegmentReader, Transfers
 from segue_server.turns import Turns, content_of
 from segue_server.updates import check_length, check_paths, update_of
 from segue_server.validation import Checker, fork_ids
@@ -432,6 +433,22 @@ class Service:
             self._imported[request.request_id] = entry
         return self._view(session)
 
+    @contextlib.asynccontextmanager
+    async def guarded(self, session_id: str) -> AsyncIterator[tuple[Guarded, SegmentReader]]:
+        """The KV of a session without a turn in flight, which takes none and loses nothing meanwhile."""
+        checker = self._checker()
+        checker.session_id("session_id", session_id)
+        checker.done()
+        session = self._sessions.get(session_id)
+        self._refuse_if_busy(session)
+        with self._transfers.moving(session):
+            async with self._transfers.guarded(session) as found:
+                yield found
+
+    def pool_resized(self, num_pages: int) -> None:
+        """The pool hands out more or fewer pages from now on."""
+        self._orders.pool_resized(num_pages)
+
     # Turns
 
     @contextlib.asynccontextmanager
@@ -655,7 +672,7 @@ class Service:
                 self._count_end(session, "expired")
                 self._tell(EventType.EXPIRED, session, "TTL")
                 self._engine.note(records.SessionExpired(session.session_id, session.expire_time))
-                self._engine.post(partial(self._engine.engine.close, session.session_id))
+                self._engine.post(partial(self._engine.engine.close, session.session_id, "ttl"))
             if self._sessions.forget_tombstones(now := time.time()):
                 self._engine.note(records.TombstonesForgotten(now - self._limits.tombstone_ttl))
             horizon = time.monotonic() - REPLAY_WINDOW

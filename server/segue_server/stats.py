@@ -53,6 +53,7 @@ SOURCES = ("computed", "session", "prefix", "restored")
 TIERS = ("device", "host", "disk")
 CLASSES = ("active", "pinned", "idle", "prefix", "slack")
 MOVES = (("device", "host"), ("host", "disk"), ("disk", "host"), ("host", "device"))
+EVICTION_REASONS = ("pressure", "ttl", "flush", "caller")
 REJECTIONS = ("queue_full", "queue_timeout", "kv_budget", "session_limit", "draining", "tenant_quota")
 PHASES = ("queued", "prefill", "decode")
 
@@ -113,6 +114,9 @@ class EngineStats:
         self.recomputed_tokens = Tally(("evicted", "restarted", "mismatch", "slid"))
         self.moved_bytes = dict.fromkeys(MOVES, 0)
         self.move_seconds = {move: Histogram(MOVE_EDGES) for move in MOVES}
+        self.evictions = Tally(TIERS, EVICTION_REASONS)  # those by pressure are counted where they are decided
+        self.evicted_bytes = Tally(TIERS, EVICTION_REASONS)
+        self.flushed_tokens = 0
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
         self.generated_tokens = 0
@@ -129,6 +133,12 @@ class EngineStats:
         self.move_seconds[from_tier, to_tier].observe(seconds)
         if "device" in (from_tier, to_tier):
             self.busy_seconds.add("move", amount=seconds)
+
+    def evicted(self, tier: str, reason: str, size: int) -> None:
+        """KV was dropped, not moved, though its session may want it again."""
+        if size:
+            self.evictions.add(tier, reason)
+            self.evicted_bytes.add(tier, reason, amount=size)
 
 
 class ServiceStats:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from array import array
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
 import torch
@@ -23,6 +23,7 @@ from segue_server.served import ServedModel
 from segue_server.sessions import Session
 from segue_server.snapshots import BLOCK_TOKENS, FORMAT_VERSION, KvShape, Received, SnapshotHeader, SnapshotPart
 
+SegmentReader = Callable[[int], Awaitable[torch.Tensor]]  # from its first position, a multiple of a segment
 DISK_POLL = 0.002  # seconds between two looks for what is being read from disk
 
 
@@ -61,14 +62,19 @@ class Transfers:
     async def export(self, session: Session, *, tokens_only: bool) -> AsyncGenerator[SnapshotPart, None]:
         """The parts of a snapshot. What is read stays where it is until the iterator is closed."""
         tokens = list(self._engine.engine.tokens(session.session_id)[: session.position])
-        guarded = await self._engine.call(partial(self._control.guard, session.session_id))
-        try:
+        async with self.guarded(session) as (guarded, segment):
             header = self._header(session, cached=0 if tokens_only else min(guarded.tokens, len(tokens)))
-            async with contextlib.aclosing(
-                snapshots.write(header, tokens, partial(self._block, guarded, header.cached_tokens))
-            ) as parts:
+            written = snapshots.write(header, tokens, partial(_block, segment, header.cached_tokens))
+            async with contextlib.aclosing(written) as parts:
                 async for part in parts:
                     yield part
+
+    @contextlib.asynccontextmanager
+    async def guarded(self, session: Session) -> AsyncIterator[tuple[Guarded, SegmentReader]]:
+        """What there is of a session's KV stays where it is, and can be read segment by segment."""
+        guarded = await self._engine.call(partial(self._control.guard, session.session_id))
+        try:
+            yield guarded, partial(self._segment, guarded)
         finally:
             self._engine.post(partial(self._control.unguard, guarded))
 
@@ -83,16 +89,6 @@ class Transfers:
             settings=session.settings,
             turns=session.spans(session.position),
         )
-
-    async def _block(self, guarded: Guarded, cached: int, start: int) -> torch.Tensor:
-        """Positions `start` .. `start + BLOCK_TOKENS - 1`, as far as there are so many."""
-        parts: list[torch.Tensor] = []
-        at, end = start, min(start + BLOCK_TOKENS, cached)
-        while at < end:
-            kv = await self._segment(guarded, at)
-            parts.append(kv[:, :, :, : end - at])
-            at += parts[-1].shape[3]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
 
     async def _segment(self, guarded: Guarded, start: int) -> torch.Tensor:
         block = await self._engine.call(partial(self._control.read, guarded, start))
@@ -135,6 +131,17 @@ class Transfers:
                 part = tensor[:, :, :, offset : offset + size].contiguous()
                 if not await self._engine.call(partial(self._control.adopt, session_id, start + offset, part)):
                     return
+
+
+async def _block(segment: SegmentReader, cached: int, start: int) -> torch.Tensor:
+    """Positions `start` .. `start + BLOCK_TOKENS - 1`, as far as there are so many."""
+    parts: list[torch.Tensor] = []
+    at, end = start, min(start + BLOCK_TOKENS, cached)
+    while at < end:
+        kv = await segment(at)
+        parts.append(kv[:, :, :, : end - at])
+        at += parts[-1].shape[3]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
 
 
 def _shape_of(engine: EngineThread) -> KvShape:

@@ -114,6 +114,14 @@ class KvStore:
         self._news = News()
         self._room = threading.BoundedSemaphore(MAX_WRITES)
 
+    @property
+    def has_directory(self) -> bool:
+        return self._directory is not None
+
+    def open_directory(self, directory: KvDirectory) -> None:
+        """From now on there is a disk; the directory goes with the store."""
+        self._directory = directory
+
     def put(self, key: int, kv: torch.Tensor) -> None:
         """Keep a tensor in host memory. It must not change any more."""
         with self._lock:

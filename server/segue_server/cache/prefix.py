@@ -11,8 +11,10 @@ Invariant: a page that a session holds and the index knows has at least two refe
 held by the index alone. Those without children are what `evict_one` may drop, least recently used first.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 
 from segue_model.paging import PAGE_TOKENS
@@ -32,6 +34,42 @@ class Node:
     last_used: float
     children: dict[PageTokens, "Node"] = field(default_factory=dict)
     alive: bool = True
+    hash: int = 0  # of all tokens up to its end, and the salt; for those outside, who cannot compare tokens
+
+    def __post_init__(self) -> None:
+        before = struct.pack("<q", self.parent.hash if self.parent else 0)
+        salt = b"" if self.parent else self.salt.encode(errors="surrogatepass")
+        text = before + struct.pack(f"<{len(self.tokens)}i", *self.tokens) + salt
+        (self.hash,) = struct.unpack("<q", blake2b(text, digest_size=8).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A page can be hit from now on."""
+
+    hash: int
+    parent: int  # 0 = the start of a ledger
+    tokens: PageTokens
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A page can no longer be hit."""
+
+    hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """No page can be hit any more."""
+
+
+Change = Stored | Removed | Cleared
+
+
+def stored(node: Node) -> Stored:
+    return Stored(node.hash, node.parent.hash if node.parent else 0, node.tokens, node.salt)
 
 
 class PrefixIndex:
@@ -43,6 +81,12 @@ class PrefixIndex:
         self._idle: list[tuple[float, int, Node]] = []  # a heap of nodes that may be evictable; looked at again on use
         self._ticket = 0  # breaks ties in the heap
         self._owned: set[PageId] = set()
+        self._changes: list[Change] = []
+
+    def take_changes(self) -> list[Change]:
+        """What has come and gone since the last call, in order."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def __contains__(self, page: PageId) -> bool:
         """Is the index one of the owners of `page`?"""
@@ -79,6 +123,7 @@ class PrefixIndex:
                 node = siblings[key] = Node(page, key, parent, salt, now)
                 self._pool.share([page])
                 self._owned.add(page)
+                self._changes.append(stored(node))
             node.last_used = now
             parent, siblings = node, node.children
         if parent is not None:
@@ -151,6 +196,16 @@ class PrefixIndex:
             for node in list(self._roots.get(root, {}).values()):
                 for member in reversed(list(_subtree(node))):
                     self._drop(member)
+        if not self._owned:
+            self._changes.append(Cleared())
+        return self._pool.free - before
+
+    def flush_unheld(self, salt: str | None = None) -> int:
+        """Drop what only the index holds, of one salt or of all, unless others follow it; returns the pages freed."""
+        before = self._pool.free
+        for node in reversed(list(self._nodes())):
+            if salt in (None, node.salt) and not node.children and self._pool.references(node.page) == 1:
+                self._drop(node)
         return self._pool.free - before
 
     def owned(self) -> list[PageId]:
@@ -170,6 +225,7 @@ class PrefixIndex:
         if not node.parent and not siblings:
             del self._roots[node.salt]
         node.alive = False
+        self._changes.append(Removed(node.hash))
         self._owned.remove(node.page)
         self._pool.release([node.page])
 

@@ -39,9 +39,9 @@ def session(view: SessionView) -> session_pb2.Session:
         active_request_id=view.active_request_id,
         cache=_cache(view),
         settings=settings_proto(view.settings),
-        create_time=_timestamp(view.create_time),
-        last_used_time=_timestamp(view.last_used_time),
-        expire_time=_timestamp(view.expire_time),
+        create_time=timestamp(view.create_time),
+        last_used_time=timestamp(view.last_used_time),
+        expire_time=timestamp(view.expire_time),
         forked_from=_fork_origin(view.forked_from),
         model_fingerprint=view.model_fingerprint,
     )
@@ -66,7 +66,7 @@ def session_event(event: SessionEvent) -> session_pb2.SessionEvent:
     return session_pb2.SessionEvent(
         sequence=event.sequence,
         type=event.type.value,  # type: ignore[arg-type]  # the values are those of the proto enum
-        time=_timestamp(event.time),
+        time=timestamp(event.time),
         session=session(event.session),
         reason=event.reason,
     )
@@ -155,7 +155,7 @@ def _kv_dtype(name: str | None) -> int:
     return types_pb2.KV_DTYPE_UNSPECIFIED if name is None else KV_DTYPE_VALUES[name]
 
 
-def _timestamp(unix_seconds: float) -> Timestamp | None:
+def timestamp(unix_seconds: float) -> Timestamp | None:
     """None for infinity: the time will never come."""
     if not math.isfinite(unix_seconds):
         return None

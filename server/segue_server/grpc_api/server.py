@@ -10,6 +10,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from segue.v1 import cache_pb2, generation_pb2, model_pb2, session_pb2
+from segue_server.admin import Admin
+from segue_server.grpc_api.admin import AdminServicer
 from segue_server.grpc_api.generation import GenerationServicer
 from segue_server.grpc_api.handlers import service_handler
 from segue_server.grpc_api.health import Health
@@ -61,9 +63,13 @@ def build_server(
     return _server(servicers, health, observer, options or ServerOptions())
 
 
-def build_admin_server(*, health: Health, observer: CallObserver, options: ServerOptions | None = None) -> aio.Server:
-    """The server of operators, for a loopback port: CacheAdminService, of which nothing is offered yet."""
-    servicers: dict[ServiceDescriptor, object] = {cache_pb2.DESCRIPTOR.services_by_name["CacheAdminService"]: None}
+def build_admin_server(
+    admin: Admin, *, health: Health, observer: CallObserver, options: ServerOptions | None = None
+) -> aio.Server:
+    """The server of operators, for a loopback port. To be called on its event loop."""
+    servicers: dict[ServiceDescriptor, object] = {
+        cache_pb2.DESCRIPTOR.services_by_name["CacheAdminService"]: AdminServicer(admin)
+    }
     return _server(servicers, health, observer, options or ServerOptions())
 
 
