@@ -267,6 +267,21 @@ class Engine:
         sequence = self.scheduler.sequences.get(session_id)
         return CacheUsage() if sequence is None else self._usage_of(sequence)
 
+    def kv_tiers(self) -> dict[str, KvBytes]:
+        """Every tier by its label, those without a budget too."""
+        tiers = {"device": self.kv_bytes()}
+        return tiers | {tier.name.lower(): self.kv_below(tier) for tier in self.scheduler.tiers.use}
+
+    def evictions(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(how often, how many bytes) of KV was dropped, by tier and reason."""
+        counted, pool = self.stats.evictions.values, self.scheduler.evictions
+        sizes = self.stats.evicted_bytes.values
+        dropped = {(tier, reason): (round(n), round(sizes[tier, reason])) for (tier, reason), n in counted.items()}
+        dropped["device", "pressure"] = pool.count, pool.pages * self.runner.page_bytes
+        for tier, use in self.scheduler.tiers.use.items():
+            dropped[tier.name.lower(), "pressure"] = use.dropped, use.dropped_bytes
+        return dropped
+
     @property
     def lower_tiers(self) -> tuple[str, ...]:
         """What the server declares of its tiers below the pool."""

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from segue_model.paging import PAGE_TOKENS
 from segue_server.engine import Engine
 from segue_server.service import Service
-from segue_server.stats import CLASSES, TIERS, CallStats, Histogram, Tally
+from segue_server.stats import CLASSES, CallStats, Histogram, Tally
 
 PREFIX = "segue_"
 Key = tuple[str, ...]  # label values
@@ -90,21 +90,33 @@ class SegueCollector(Collector):
         yield self._histogram("session_context_tokens", "Ledger length after a turn", stats.session_context_tokens)
 
     def _kv(self) -> Iterator[Metric]:
-        kv = self._engine.kv_bytes()
-        evictions = self._engine.scheduler.evictions
-        held = {"active": kv.active, "pinned": kv.pinned, "idle": kv.idle, "prefix": kv.prefix, "slack": kv.slack}
-        by_class: dict[Key, float] = {(t, c): held[c] if t == "device" else 0 for t in TIERS for c in CLASSES}
-        capacity = _on_device(kv.capacity)
+        tiers = self._engine.kv_tiers()
+        capacity: dict[Key, float] = {(tier,): kv.capacity for tier, kv in tiers.items()}
         yield self._gauges("kv_capacity_bytes", "Budget of the KV cache", capacity, "tier")
-        yield self._gauges("kv_bytes", "KV bytes held; free = capacity - sum", by_class, "tier", "class")
-        ratio = _on_device((kv.active + kv.pinned) / kv.capacity)
-        yield self._gauges("kv_usage_ratio", "What eviction cannot free, of the capacity", ratio, "tier")
-        yield self._gauges("kv_tokens", "Positions with KV", _on_device(kv.tokens), "tier")
-        page_bytes = self._engine.runner.page_bytes
-        pressure: dict[Key, float] = {("device", "pressure"): evictions.count}
-        yield self._counters("kv_evictions", "Evictions", pressure, "tier", "reason")
-        freed: dict[Key, float] = {("device", "pressure"): evictions.pages * page_bytes}
-        yield self._counters("kv_evicted_bytes", "Evicted bytes", freed, "tier", "reason")
+        held: dict[Key, float] = {(tier, c): getattr(kv, c) for tier, kv in tiers.items() for c in CLASSES}
+        yield self._gauges("kv_bytes", "KV bytes held; free = capacity - sum", held, "tier", "class")
+        text = "What eviction cannot free, of the capacity"
+        ratio: dict[Key, float] = {(t,): (kv.active + kv.pinned) / max(kv.capacity, 1) for t, kv in tiers.items()}
+        yield self._gauges("kv_usage_ratio", text, ratio, "tier")
+        tokens: dict[Key, float] = {(tier,): kv.tokens for tier, kv in tiers.items()}
+        yield self._gauges("kv_tokens", "Positions with KV", tokens, "tier")
+        evictions = self._engine.evictions()
+        text = "KV dropped, not moved, that somebody may want again"
+        counts: dict[Key, float] = {key: count for key, (count, _) in evictions.items()}
+        yield self._counters("kv_evictions", text, counts, "tier", "reason")
+        sizes: dict[Key, float] = {key: size for key, (_, size) in evictions.items()}
+        yield self._counters("kv_evicted_bytes", "Bytes of it", sizes, "tier", "reason")
+        yield from self._moves()
+
+    def _moves(self) -> Iterator[Metric]:
+        stats, tiers = self._engine.stats, ("from_tier", "to_tier")
+        moved = stats.moved_bytes
+        yield self._counters("kv_moved_bytes", "KV copied between tiers", moved, *tiers)
+        seconds = stats.move_seconds
+        yield self._histograms("kv_move_seconds", "Copying one segment between tiers", seconds, *tiers)
+        text = "Tokens of turns that their own session had no KV of, looked up in the prefix index"
+        yield self._plain("prefix_query_tokens", text, stats.prefix_query_tokens)
+        yield self._plain("prefix_hit_tokens", "Tokens found there", stats.prefix_hit_tokens)
 
     def _sessions(self) -> Iterator[Metric]:
         stats = self._service.stats
@@ -187,11 +199,6 @@ class SegueCollector(Collector):
         for key, value in values.items():
             family.add_metric([*key, self._model], value)
         return family
-
-
-def _on_device(value: float) -> dict[Key, float]:
-    """A value of the one tier there is; the others exist, at 0."""
-    return {(tier,): value if tier == "device" else 0 for tier in TIERS}
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: Iterable[str], histogram: Histogram) -> None:

@@ -112,8 +112,8 @@ class EngineStats:
         self.step_batch_size = Histogram(BATCH_EDGES)
         self.prompt_tokens = Tally(SOURCES)
         self.recomputed_tokens = Tally(("evicted", "restarted", "mismatch", "slid"))
-        self.moved_bytes = dict.fromkeys(MOVES, 0)
-        self.move_seconds = {move: Histogram(MOVE_EDGES) for move in MOVES}
+        self.moved_bytes: dict[tuple[str, ...], float] = dict.fromkeys(MOVES, 0)
+        self.move_seconds: dict[tuple[str, ...], Histogram] = {move: Histogram(MOVE_EDGES) for move in MOVES}
         self.evictions = Tally(TIERS, EVICTION_REASONS)  # those by pressure are counted where they are decided
         self.evicted_bytes = Tally(TIERS, EVICTION_REASONS)
         self.flushed_tokens = 0
