@@ -66,7 +66,7 @@ class NativeRunner:
         weights_format: WeightsFormat = "auto",
         isa: str | None = None,
     ) -> None:
-        self._threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        self._threads = _cores() if threads is None else threads
         _check_arguments(config, num_pages, kv_dtype, self._threads, weights_format)
         self._config, self._num_pages, self._kv_dtype = config, num_pages, kv_dtype
         self._isa = choose_isa(isa)
@@ -184,6 +184,11 @@ class NativeRunner:
         if ids.size and (ids.min() < 0 or ids.max() >= self._num_pages):
             raise ValueError(f"page ids must lie in 0 .. {self._num_pages - 1}, got {ids.min()} .. {ids.max()}")
         return ids
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_arguments(config: DecoderConfig, num_pages: int, kv_dtype: str, threads: int, form: str) -> None:

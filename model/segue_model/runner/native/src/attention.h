@@ -37,6 +37,7 @@ struct PageTable {
   const int64_t* pages;
   uint8_t* head;  // this layer's and head's block of page 0
   size_t page_bytes;
+  bool cold;  // a lone token walks the pages once; the tiles of a prompt find them in the cache
 
   uint8_t* page(int index) const { return head + pages[index] * page_bytes; }
 };
@@ -98,7 +99,7 @@ inline void attend_segment(const PageTable& table, int width, int queries, const
   const int base = begin * kPage / kSegment * kSegment, first_page = base / kPage;
   Weights& w = scratch.weights;
   for (int index = begin; index < end; index++) {
-    if (index + 2 < end) {
+    if (table.cold && index + 2 < end) {
       const uint8_t* ahead = table.page(index + 2);
       for (size_t i = 0; i < Page::bytes(width); i += 64) prefetch(ahead + i);
     }
@@ -111,7 +112,7 @@ inline void attend_segment(const PageTable& table, int width, int queries, const
     soften<Page>(w, query, (begin - first_page) * kPage, (end - first_page) * kPage, base, sights[query], out);
   for (int index = begin; index < end; index++)
     in_pieces<kTileQueries>(queries, [&](int query, auto n) {
-      in_pieces<4>(width / kLanes, [&](int vector, auto v) {
+      in_pieces<kMixVectors>(width / kLanes, [&](int vector, auto v) {
         Page::template mix<n.value, v.value>(table.page(index), width, w, query, (index - first_page) * kPage,
                                              vector * kLanes, out.mixed);
       });

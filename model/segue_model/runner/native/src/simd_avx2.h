@@ -9,6 +9,7 @@ namespace segue {
 
 constexpr int kTileRows = 2;  // 16 registers of 8 lanes hold a quarter of what AVX-512 holds
 constexpr int kTileQueries = 2;
+constexpr int kMixVectors = 2;
 
 struct F32 {
   __m256 lo, hi;

@@ -8,7 +8,12 @@
 namespace segue {
 
 constexpr int kTileRows = 8;     // rows of activations a linear tile holds in registers
-constexpr int kTileQueries = 6;  // queries an attention kernel holds in registers
+constexpr int kTileQueries = 6;  // queries an attention kernel holds in registers,
+#if defined(SEGUE_BF16_DOT)
+constexpr int kMixVectors = 4;  // times vectors of channels when it sums values
+#else
+constexpr int kMixVectors = 2;
+#endif
 
 struct F32 {
   __m512 v;

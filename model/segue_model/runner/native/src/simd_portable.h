@@ -8,6 +8,7 @@ namespace segue {
 
 constexpr int kTileRows = 2;
 constexpr int kTileQueries = 2;
+constexpr int kMixVectors = 2;
 
 struct F32 {
   float v[16];

@@ -200,7 +200,7 @@ void Step::append(const Layer& layer, int index, const Span& span, int row, int 
   std::memcpy(scratch.value, v, sizeof(float) * head_dim);
   std::fill(scratch.key + head_dim, scratch.key + width, 0.0f);
   std::fill(scratch.value + head_dim, scratch.value + width, 0.0f);
-  const PageTable table{span.pages, model_.head_block(index, head), model_.page_bytes()};
+  const PageTable table{span.pages, model_.head_block(index, head), model_.page_bytes(), false};
   uint8_t* page = table.page(static_cast<int>(position / kPage));
   // A page that begins here may hold anything; zero times a stale NaN would still be NaN.
   if (position % kPage == 0) std::memset(page, 0, model_.head_bytes());
@@ -235,7 +235,7 @@ void Step::attend(const Layer& layer, int index, const AttentionItem& item, Atte
   if (!window_.appends_first && ends_table) append(layer, index, span, 0, item.head, scratch);
   Sight sights[kQueries];
   load_queries(layer, item, scratch, sights);
-  const PageTable table{span.pages, model_.head_block(index, item.head), model_.page_bytes()};
+  const PageTable table{span.pages, model_.head_block(index, item.head), model_.page_bytes(), span.rows == 1};
   switch (static_cast<KvType>(model_.shape.kv_type)) {
     case KvType::float32: return attend_pages<PageF32>(table, item, sights, scratch);
     case KvType::bf16: return attend_pages<PageBf16>(table, item, sights, scratch);
