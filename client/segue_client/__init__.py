@@ -17,6 +17,7 @@ from segue.v1.generation_pb2 import Finished, Heartbeat, PrefillProgress, Queued
 from segue.v1.session_pb2 import Session as SessionInfo
 from segue.v1.session_pb2 import SessionEvent, TurnSpan
 from segue.v1.types_pb2 import Usage
+from segue_client.admin import AdminClient
 from segue_client.channel import Timeouts
 from segue_client.client import AsyncClient, Client
 from segue_client.errors import (
@@ -70,6 +71,7 @@ from segue_client.options import (
     AppendOptions,
     ConnectionOptions,
     ForkOptions,
+    ImportOptions,
     ListOptions,
     Message,
     SessionOptions,
@@ -82,6 +84,7 @@ from segue_client.watch import AsyncWatch, Watch
 
 __all__ = [
     "Aborted",
+    "AdminClient",
     "AlreadyExists",
     "AppendOptions",
     "AsyncClient",
@@ -109,6 +112,7 @@ __all__ = [
     "Finished",
     "ForkOptions",
     "Heartbeat",
+    "ImportOptions",
     "Internal",
     "InvalidArgument",
     "KvBudget",

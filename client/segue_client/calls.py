@@ -17,6 +17,7 @@ from segue_client import requests
 from segue_client.channel import Timeouts
 from segue_client.options import (
     AppendOptions,
+    CacheTierName,
     CommitPolicy,
     ForkOptions,
     ListOptions,
@@ -63,6 +64,13 @@ READ_SESSION_TOKENS = Method(
     session_pb2.ReadSessionTokensRequest,
     session_pb2.ReadSessionTokensResponse,
 )
+MOVE_SESSION_CACHE = Method(
+    "/segue.v1.SessionService/MoveSessionCache", session_pb2.MoveSessionCacheRequest, session_pb2.Session
+)
+EXPORT_SESSION = Method(
+    "/segue.v1.SessionService/ExportSession", session_pb2.ExportSessionRequest, session_pb2.ExportSessionResponse
+)
+IMPORT_SESSION = Method("/segue.v1.SessionService/ImportSession", session_pb2.ImportSessionRequest, session_pb2.Session)
 WATCH_SESSIONS = Method(
     "/segue.v1.SessionService/WatchSessions", session_pb2.WatchSessionsRequest, session_pb2.SessionEvent
 )
@@ -187,6 +195,20 @@ def read_tokens(
         session_id=session_id, start_position=start, end_position=end, return_text=text
     )
     return Call(READ_SESSION_TOKENS, request, session_id, timeout)
+
+
+def move_cache(
+    session_id: str, tier: CacheTierName, from_position: int | None, timeout: float | None
+) -> Call[session_pb2.MoveSessionCacheRequest, session_pb2.Session]:
+    request = requests.move_cache(session_id, tier, from_position)
+    return Call(MOVE_SESSION_CACHE, request, session_id, timeout, runs_model=True)
+
+
+def export_session(
+    session_id: str, tokens_only: bool, etag: str, timeout: float | None
+) -> Call[session_pb2.ExportSessionRequest, session_pb2.ExportSessionResponse]:
+    request = session_pb2.ExportSessionRequest(session_id=session_id, tokens_only=tokens_only, etag=etag)
+    return Call(EXPORT_SESSION, request, session_id, timeout, runs_model=True)
 
 
 def watch(

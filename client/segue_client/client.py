@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Self, Unpack
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, Self, Unpack
 
 from segue.v1.generation_pb2 import CancelGenerationResponse, EstimateGenerationResponse
 from segue.v1.model_pb2 import Load, ModelInfo, ServerInfo, TokenizeResponse
 from segue.v1.session_pb2 import ListSessionsRequest, ListSessionsResponse
 from segue.v1.session_pb2 import Session as SessionInfo
-from segue_client import calls
+from segue_client import calls, requests
 from segue_client.calls import Call
 from segue_client.channel import DEFAULT_TARGET
 from segue_client.connection import AsyncConnection, Connection
@@ -21,6 +23,7 @@ from segue_client.events import Completion
 from segue_client.options import (
     CommitPolicy,
     ConnectionOptions,
+    ImportOptions,
     ListOptions,
     Message,
     SessionOptions,
@@ -100,6 +103,20 @@ class Client:
             SessionNotFound, SessionExpired
         """
         return Session(self._connection, self._connection.send(calls.get_session(session_id, timeout)))
+
+    def import_session(self, file: BinaryIO | str | PathLike[str], **options: Unpack[ImportOptions]) -> Session:
+        """A new session from a file that `Session.export` wrote; its KV comes along, so nothing is computed again.
+
+        Raises:
+            SnapshotCorrupt: the file is damaged; nothing was changed.
+            SnapshotIncompatible: it is of another model, KV dtype or shape, and `recompute_on_mismatch` is not set.
+            SessionExists
+        """
+        if isinstance(file, str | PathLike):
+            with Path(file).open("rb") as opened:
+                return self.import_session(opened, **options)
+        upload, session_id = requests.upload(file, options)
+        return Session(self._connection, self._connection.upload(upload, session_id, options.get("timeout")))
 
     def list_sessions(self, **options: Unpack[ListOptions]) -> Iterator[SessionInfo]:
         """The sessions the caller may see, fetched page by page as they are read.
@@ -249,6 +266,17 @@ class AsyncClient:
     async def get_session(self, session_id: str, *, timeout: float | None = None) -> AsyncSession:
         """See `Client.get_session`."""
         return AsyncSession(self._connection, await self._connection.send(calls.get_session(session_id, timeout)))
+
+    async def import_session(
+        self, file: BinaryIO | str | PathLike[str], **options: Unpack[ImportOptions]
+    ) -> AsyncSession:
+        """See `Client.import_session`. The file is read in the loop's thread."""
+        if isinstance(file, str | PathLike):
+            with Path(file).open("rb") as opened:  # noqa: ASYNC230  a chunk at a time, from the page cache
+                return await self.import_session(opened, **options)
+        upload, session_id = requests.upload(file, options)
+        info = await self._connection.upload(upload, session_id, options.get("timeout"))
+        return AsyncSession(self._connection, info)
 
     def list_sessions(self, **options: Unpack[ListOptions]) -> AsyncIterator[SessionInfo]:
         """See `Client.list_sessions`."""

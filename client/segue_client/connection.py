@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from segue.v1.generation_pb2 import (
     GenerateRequest,
     GenerateResponse,
 )
+from segue.v1.session_pb2 import Session as SessionInfo
 from segue_client import calls
 from segue_client.calls import Call, RequestT, ResponseT, StreamCall
 from segue_client.channel import SessionHeaders, Timeouts, channel_options
@@ -25,6 +26,7 @@ from segue_client.errors import SegueError, Unavailable
 from segue_client.failures import from_rpc
 from segue_client.ledger import Ledger
 from segue_client.options import ConnectionOptions, check_names
+from segue_client.snapshot import Upload
 
 if TYPE_CHECKING:  # the names exist in the stubs only
     from segue_client.turn import AsyncTurn, Turn
@@ -121,6 +123,36 @@ class Connection(_Connection):
         with self._failures(call.session_id):
             return list(self.begin(call))
 
+    def iterate(self, call: Call[RequestT, ResponseT]) -> Iterator[ResponseT]:
+        """The messages of a call that answers with a stream, as they come; left early, the call is cancelled.
+
+        Raises:
+            SegueError: it failed.
+        """
+        stream = self.begin(call)
+        try:
+            with self._failures(call.session_id):
+                yield from stream
+        finally:
+            stream.cancel()  # type: ignore[no-untyped-call]  # a gap in grpc-stubs
+
+    def upload(self, upload: Upload, session_id: str, timeout: float | None) -> SessionInfo:
+        """Sends a snapshot.
+
+        Raises:
+            SegueError: it failed.
+        """
+        method = self._channel.stream_unary(
+            calls.IMPORT_SESSION.path, calls.IMPORT_SESSION.serialize, calls.IMPORT_SESSION.parse
+        )
+        seconds = self.timeouts.turn if timeout is None else timeout
+        try:
+            with self._failures(session_id):
+                answer: SessionInfo = method(upload, timeout=seconds, metadata=self.headers.of(session_id))
+        except SegueError as error:
+            raise upload.error or error from None
+        return answer
+
     def settle(self, ledger: Ledger) -> None:
         """Asks where the session stands if that is not certain."""
         if ledger.uncertain:
@@ -190,6 +222,29 @@ class AsyncConnection(_Connection):
         """
         with self._failures(call.session_id):
             return [message async for message in self.begin(call)]
+
+    async def iterate(self, call: Call[RequestT, ResponseT]) -> AsyncGenerator[ResponseT, None]:
+        """See `Connection.iterate`."""
+        stream = self.begin(call)
+        try:
+            with self._failures(call.session_id):
+                async for message in stream:
+                    yield message
+        finally:
+            stream.cancel()
+
+    async def upload(self, upload: Upload, session_id: str, seconds: float | None) -> SessionInfo:
+        """See `Connection.upload`."""
+        method = self._channel.stream_unary(
+            calls.IMPORT_SESSION.path, calls.IMPORT_SESSION.serialize, calls.IMPORT_SESSION.parse
+        )
+        deadline = self.timeouts.turn if seconds is None else seconds
+        try:
+            with self._failures(session_id):
+                answer: SessionInfo = await method(upload, timeout=deadline, metadata=self.headers.of(session_id))
+        except SegueError as error:
+            raise upload.error or error from None
+        return answer
 
     async def settle(self, ledger: Ledger) -> None:
         """Asks where the session stands if that is not certain."""

@@ -17,6 +17,7 @@ CommitPolicy = Literal["keep_partial", "rollback", "keep_prompt"]
 BusyPolicy = Literal["reject", "queue", "replace"]
 ContextPolicy = Literal["reject", "slide"]
 KvDtype = Literal["float32", "bfloat16", "float16", "int8"]
+CacheTierName = Literal["device", "host", "disk", "none"]
 SessionStateName = Literal["idle", "queued", "running", "moving", "expired"]
 
 
@@ -152,6 +153,15 @@ class UpdateOptions(PolicyOptions, total=False):
     display_name: str | None
     labels: Mapping[str, str] | None  # all of them
     timeout: float | None  # seconds; default: Timeouts.unary
+
+
+class ImportOptions(TypedDict, total=False):
+    """Arguments of `import_session`."""
+
+    session_id: str | None  # default: a new UUID4
+    request_id: str | None  # default: a new UUID4
+    recompute_on_mismatch: bool  # of another model, KV dtype or shape: take the tokens and compute them
+    timeout: float | None  # seconds; default: Timeouts.turn
 
 
 class ListOptions(TypedDict, total=False):

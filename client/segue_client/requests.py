@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -15,6 +15,7 @@ from segue.v1 import generation_pb2, model_pb2, session_pb2, types_pb2
 from segue_client.options import (
     AppendOptions,
     ForkOptions,
+    ImportOptions,
     InputOptions,
     ListOptions,
     Message,
@@ -28,6 +29,7 @@ from segue_client.options import (
     UpdateOptions,
     check_names,
 )
+from segue_client.snapshot import Upload
 
 MessageT = TypeVar("MessageT", bound=ProtoMessage)
 
@@ -52,8 +54,8 @@ def generate(session_id: str, options: TurnOptions) -> generation_pb2.GenerateRe
         sampling=_sampling(options),
         stop=_stop(options),
         output=_output(options),
-        commit_policy=_enum(types_pb2.CommitPolicy, "commit_policy", options.get("commit_policy")),
-        busy_policy=_enum(generation_pb2.BusyPolicy, "busy_policy", options.get("busy_policy")),
+        commit_policy=enum_name(types_pb2.CommitPolicy, "commit_policy", options.get("commit_policy")),
+        busy_policy=enum_name(generation_pb2.BusyPolicy, "busy_policy", options.get("busy_policy")),
         priority=options.get("priority"),
         queue_timeout=_seconds(options.get("queue_timeout")),
         detach_grace=_seconds(DETACH_GRACE if (grace := options.get("detach_grace")) is None else grace),
@@ -84,7 +86,7 @@ def cancel(
     return generation_pb2.CancelGenerationRequest(
         request_id=request_id,
         session_id=session_id,
-        commit_policy=_enum(types_pb2.CommitPolicy, "commit_policy", commit_policy),
+        commit_policy=enum_name(types_pb2.CommitPolicy, "commit_policy", commit_policy),
     )
 
 
@@ -141,7 +143,7 @@ def rewind_session(
 
 def list_sessions(options: ListOptions, page_token: str) -> session_pb2.ListSessionsRequest:
     check_names(options, ListOptions)
-    states = (_enum(session_pb2.SessionState, "states", state) for state in options.get("states") or ())
+    states = (enum_name(session_pb2.SessionState, "states", state) for state in options.get("states") or ())
     return session_pb2.ListSessionsRequest(
         page_size=options.get("page_size"),
         page_token=page_token,
@@ -149,6 +151,20 @@ def list_sessions(options: ListOptions, page_token: str) -> session_pb2.ListSess
         labels=options.get("labels"),
         order_by=options.get("order_by"),
     )
+
+
+def move_cache(session_id: str, tier: str, from_position: int | None) -> session_pb2.MoveSessionCacheRequest:
+    return session_pb2.MoveSessionCacheRequest(
+        session_id=session_id, tier=enum_name(types_pb2.CacheTier, "tier", tier), from_position=from_position
+    )
+
+
+def upload(file: BinaryIO, options: ImportOptions) -> tuple[Upload, str]:
+    """What an import sends, and the id of its session."""
+    check_names(options, ImportOptions)
+    session_id = options.get("session_id") or new_id()
+    request_id = options.get("request_id") or new_id()
+    return Upload(file, session_id, request_id, options.get("recompute_on_mismatch", False)), session_id
 
 
 def tokenize(
@@ -253,7 +269,7 @@ def _settings(options: SettingOptions) -> session_pb2.SessionSettings | None:
     return _unless_empty(
         session_pb2.SessionSettings(
             **_policies(options),
-            kv_dtype=_enum(types_pb2.KvDtype, "kv_dtype", options.get("kv_dtype")),
+            kv_dtype=enum_name(types_pb2.KvDtype, "kv_dtype", options.get("kv_dtype")),
             cache_salt=options.get("cache_salt"),
             default_sampling=_sampling(options),
             default_stop=_stop(options),
@@ -265,9 +281,9 @@ def _policies(options: PolicyOptions) -> dict[str, Any]:
     return {
         "ttl": _seconds(options.get("ttl")),
         "max_context_tokens": options.get("max_context_tokens"),
-        "context_policy": _enum(types_pb2.ContextPolicy, "context_policy", options.get("context_policy")),
+        "context_policy": enum_name(types_pb2.ContextPolicy, "context_policy", options.get("context_policy")),
         "keep_tokens": options.get("keep_tokens"),
-        "commit_policy": _enum(types_pb2.CommitPolicy, "commit_policy", options.get("commit_policy")),
+        "commit_policy": enum_name(types_pb2.CommitPolicy, "commit_policy", options.get("commit_policy")),
         "priority": options.get("priority"),
         "pinned": options.get("pinned"),
     }
@@ -286,7 +302,7 @@ def _texts(value: Sequence[str] | None) -> Sequence[str] | None:
     return [value] if isinstance(value, str) else value
 
 
-def _enum(wrapper: EnumTypeWrapper, option: str, value: str | None) -> str | None:
+def enum_name(wrapper: EnumTypeWrapper, option: str, value: str | None) -> str | None:
     """The wire name of an option's word, e.g. "rollback" -> "COMMIT_POLICY_ROLLBACK"; None stays unset."""
     if value is None:
         return None

@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self, Unpack, overload
+from os import PathLike
+from typing import BinaryIO, Self, Unpack, overload
 
 from segue.v1.generation_pb2 import CancelGenerationResponse, EstimateGenerationResponse, ScoreTokensResponse
 from segue.v1.session_pb2 import Session as SessionInfo
-from segue_client import calls, requests
+from segue.v1.session_pb2 import SnapshotHeader
+from segue_client import calls, requests, snapshot
 from segue_client.connection import AsyncConnection, Connection
 from segue_client.events import Completion, SessionTokens
 from segue_client.ledger import Ledger
-from segue_client.options import AppendOptions, CommitPolicy, ForkOptions, TurnOptions, UpdateOptions
+from segue_client.options import AppendOptions, CacheTierName, CommitPolicy, ForkOptions, TurnOptions, UpdateOptions
 from segue_client.turn import AsyncTurn, Turn
 from segue_client.watch import AsyncWatch, Watch
 
@@ -190,6 +192,44 @@ class Session(_Session):
         call = calls.rewind_session(self.id, position, turn, self.etag, timeout)
         self._ledger.adopt(self._connection.send(call))
 
+    def move(self, tier: CacheTierName, *, from_position: int | None = None, timeout: float | None = None) -> None:
+        """Brings the session's KV into a tier: up ("device") or down ("host", "disk", "none"); the tokens stay.
+
+        Raises:
+            SessionBusy, KvBudget
+            FeatureDisabled: the server has no such tier.
+        """
+        self._connection.settle(self._ledger)
+        self._ledger.adopt(self._connection.send(calls.move_cache(self.id, tier, from_position, timeout)))
+
+    def export(
+        self, file: BinaryIO | str | PathLike[str], *, tokens_only: bool = False, timeout: float | None = None
+    ) -> SnapshotHeader:
+        """Writes the session, tokens and KV, to a file that `Client.import_session` reads; returns its header.
+
+        A path becomes a file of mode 0600: it holds the conversation in the clear.
+
+        Example:
+            >>> session.export("chat.segue")
+            >>> other.import_session("chat.segue").generate(text="Go on.")
+
+        Raises:
+            SessionBusy
+        """
+        if not isinstance(file, str | PathLike):
+            return self._export(file, tokens_only, timeout)
+        with snapshot.private(file) as opened:
+            return self._export(opened, tokens_only, timeout)
+
+    def _export(self, file: BinaryIO, tokens_only: bool, timeout: float | None) -> SnapshotHeader:
+        header = SnapshotHeader()
+        snapshot.begin(file)
+        for message in self._connection.iterate(calls.export_session(self.id, tokens_only, "", timeout)):
+            if message.HasField("header"):
+                header = message.header
+            snapshot.write(file, message)
+        return header
+
     def delete(self, *, force: bool = False, timeout: float | None = None) -> int:
         """Deletes the session, cancelling a turn in flight if `force`; returns the KV bytes that became free."""
         response = self._connection.send(calls.delete_session(self.id, "", force, False, timeout))
@@ -293,6 +333,31 @@ class AsyncSession(_Session):
         await self._connection.settle(self._ledger)
         call = calls.rewind_session(self.id, position, turn, self.etag, timeout)
         self._ledger.adopt(await self._connection.send(call))
+
+    async def move(
+        self, tier: CacheTierName, *, from_position: int | None = None, timeout: float | None = None
+    ) -> None:
+        """See `Session.move`."""
+        await self._connection.settle(self._ledger)
+        self._ledger.adopt(await self._connection.send(calls.move_cache(self.id, tier, from_position, timeout)))
+
+    async def export(
+        self, file: BinaryIO | str | PathLike[str], *, tokens_only: bool = False, timeout: float | None = None
+    ) -> SnapshotHeader:
+        """See `Session.export`. The file is written in the loop's thread."""
+        if not isinstance(file, str | PathLike):
+            return await self._export(file, tokens_only, timeout)
+        with snapshot.private(file) as opened:
+            return await self._export(opened, tokens_only, timeout)
+
+    async def _export(self, file: BinaryIO, tokens_only: bool, timeout: float | None) -> SnapshotHeader:
+        header = SnapshotHeader()
+        snapshot.begin(file)
+        async for message in self._connection.iterate(calls.export_session(self.id, tokens_only, "", timeout)):
+            if message.HasField("header"):
+                header = message.header
+            snapshot.write(file, message)
+        return header
 
     async def delete(self, *, force: bool = False, timeout: float | None = None) -> int:
         """See `Session.delete`."""

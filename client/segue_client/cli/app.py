@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from segue_client.cli import sessions
+from segue_client.cli import cache, sessions
 from segue_client.cli.chat import chat
 from segue_client.cli.exits import describe_exit_codes
 from segue_client.cli.generate import generate
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(chat)
 app.command(epilog=EPILOG)(generate)
 app.add_typer(sessions.app, name="sessions", epilog=EPILOG)
+app.add_typer(cache.app, name="cache", epilog=EPILOG)
 app.command(epilog=EPILOG)(sessions.info)
 
 

@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 Target = Annotated[str, typer.Option(envvar="SEGUE_TARGET", help="Address of the server, host:port.")]
+AdminTarget = Annotated[
+    str, typer.Option(envvar="SEGUE_ADMIN_TARGET", help="Address of the server's admin port, host:port.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; a stream as lines of JSON.")]
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id.")]
 

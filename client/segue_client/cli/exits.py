@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import typer
 
-from segue_client import Client
+from segue_client import AdminClient, Client
 from segue_client.cli.text import printable
 from segue_client.errors import (
     Aborted,
@@ -61,9 +61,22 @@ def describe_exit_codes() -> str:
 @contextmanager
 def connected(target: str, as_json: bool) -> Iterator[Client]:
     """A client for the length of a command; failures end it with a message on stderr and their exit code."""
+    with reporting(as_json), Client(target) as client:
+        yield client
+
+
+@contextmanager
+def administering(target: str, as_json: bool) -> Iterator[AdminClient]:
+    """`connected`, to the admin port."""
+    with reporting(as_json), AdminClient(target) as admin:
+        yield admin
+
+
+@contextmanager
+def reporting(as_json: bool) -> Iterator[None]:
+    """Failures end the command with a message on stderr and their exit code."""
     try:
-        with Client(target) as client:
-            yield client
+        yield
     except SegueError as error:
         report(error, as_json)
         raise typer.Exit(exit_code(error)) from error

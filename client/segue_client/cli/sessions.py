@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from segue.v1.session_pb2 import Session as SessionInfo
 from segue.v1.session_pb2 import SessionState
@@ -17,12 +12,15 @@ from segue.v1.types_pb2 import CacheTier
 from segue_client.channel import DEFAULT_TARGET
 from segue_client.cli import arguments
 from segue_client.cli.exits import connected
+from segue_client.cli.output import print_document, print_json, print_rows
 from segue_client.cli.session_calls import fork, rewind, tokens, update, watch
 from segue_client.cli.text import as_document, printable, since, size
+from segue_client.cli.transfers import export, import_, move
 
-app = typer.Typer(no_args_is_help=True, help="List, show, change, watch and delete sessions.")
-for _command in (fork, rewind, update, tokens, watch):
+app = typer.Typer(no_args_is_help=True, help="List, show, change, move, export, import, watch and delete sessions.")
+for _command in (fork, rewind, update, tokens, watch, export, move):
     app.command()(_command)
+app.command("import")(import_)
 
 
 @app.command("list")
@@ -37,9 +35,9 @@ def list_sessions(
     with connected(target, as_json) as client:
         sessions = list(client.list_sessions(order_by=order_by))
     if as_json:
-        _print_json([as_document(session) for session in sessions])
+        print_json([as_document(session) for session in sessions])
     else:
-        _print_rows(("id", "state", "position", "cached", "KV", "tier", "last used"), map(_row, sessions))
+        print_rows(("id", "state", "position", "cached", "KV", "tier", "last used"), map(_row, sessions))
 
 
 @app.command()
@@ -50,7 +48,7 @@ def show(
 ) -> None:
     """Show one session: position, settings, cache."""
     with connected(target, as_json) as client:
-        _print_document(as_document(client.get_session(session_id).info), as_json)
+        print_document(as_document(client.get_session(session_id).info), as_json)
 
 
 @app.command()
@@ -65,7 +63,7 @@ def delete(
     with connected(target, as_json) as client:
         freed = client.delete_session(session_id, force=force, allow_missing=allow_missing)
     if as_json:
-        _print_json({"session_id": session_id, "freed_bytes": freed})
+        print_json({"session_id": session_id, "freed_bytes": freed})
     else:
         typer.echo(printable(f"deleted {session_id}, {size(freed)} freed"))
 
@@ -74,7 +72,7 @@ def info(target: arguments.Target = DEFAULT_TARGET, as_json: arguments.Json = Fa
     """Show the server, its model, and what it is doing now."""
     with connected(target, as_json) as client:
         parts = {"server": client.server_info(), "model": client.model_info(), "load": client.load()}
-    _print_document({name: as_document(part) for name, part in parts.items()}, as_json)
+    print_document({name: as_document(part) for name, part in parts.items()}, as_json)
 
 
 def _row(session: SessionInfo) -> tuple[str, ...]:
@@ -87,37 +85,3 @@ def _row(session: SessionInfo) -> tuple[str, ...]:
         CacheTier.Name(session.cache.tier).removeprefix("CACHE_TIER_").lower(),
         since(session.last_used_time) if session.HasField("last_used_time") else "",
     )
-
-
-def _print_document(document: Mapping[str, object], as_json: bool) -> None:
-    if as_json:
-        _print_json(document)
-    else:
-        _print_rows(("", ""), _flattened(document))
-
-
-def _flattened(document: Mapping[str, object], above: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in document.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping):
-            yield from _flattened(value, f"{path}.")
-        elif isinstance(value, list):
-            yield path, ", ".join(map(str, value))
-        else:
-            yield path, str(value)
-
-
-def _print_rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """Columns at a terminal; to a pipe one line a row, tabs between its fields."""
-    clean = [tuple(map(printable, row)) for row in ([header] if any(header) else []) + list(rows)]
-    if not sys.stdout.isatty():
-        typer.echo("\n".join("\t".join(row) for row in clean))
-        return
-    table = Table.grid(padding=(0, 2))
-    for row in clean:
-        table.add_row(*row)
-    Console(markup=False, highlight=False, emoji=False).print(table)
-
-
-def _print_json(document: object) -> None:
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
