@@ -607,7 +607,7 @@ async def test_a_delete_whose_caller_leaves_still_frees_everything(serve: Serve)
 async def test_an_idle_session_expires_and_leaves_a_tombstone_for_a_while(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("segue_server.service.REAP_INTERVAL", 0.01)
+    monkeypatch.setattr("segue_server.service.service.REAP_INTERVAL", 0.01)
     async with serve() as bench:
         reaper = asyncio.ensure_future(bench.service.reap())
         await bench.create("soon", settings=SessionSettings(ttl=0.15))

@@ -1,4 +1,4 @@
-"""What the transport asks of the service; `service.py` answers, and so does the fake of the tests."""
+"""What the transport asks of the service; `service/` answers, and so does the fake of the tests."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
