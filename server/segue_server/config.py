@@ -38,7 +38,7 @@ class ServerConfig:
     max_running: int = 64
     max_queued: int = 256
     max_sessions: int = 4096
-    prefill_chunk_tokens: int = 256
+    prefill_chunk_tokens: int = 128
     queue_timeout: float = 300.0
     default_ttl: float = 3600.0
     max_ttl: float = 7 * 24 * 3600.0
