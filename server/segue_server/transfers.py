@@ -54,6 +54,8 @@ class Transfers:
             while (progress := await self._engine.call(portion)) is not Progress.DONE:
                 if progress is Progress.WAIT:
                     await asyncio.sleep(DISK_POLL)
+            if tier is Tier.DISK:
+                await asyncio.to_thread(self._engine.engine.mover.store.settle)  # the files are whole
         finally:
             self._engine.post(partial(self._control.moved, session_id))
 
