@@ -179,7 +179,7 @@ async def test_twins_that_wait_behind_another_turn_become_one_turn(serve: Serve,
 async def test_a_retry_survives_the_first_call_that_dies_while_its_text_is_encoded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("segue_server.service.turn_calls.LONG_TEXT", 10)  # from here on a text is encoded on another thread
+    monkeypatch.setattr("segue_server.service.turn_calls.LONG_TEXT", 10)  # longer texts are encoded on a thread
     async with serve() as bench:
         await bench.create()
         ask = partial(bench.ask, input=TextInput("x" * 100), max_tokens=5, request_id="r-1", detach_grace=5.0)

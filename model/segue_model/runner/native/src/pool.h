@@ -1,12 +1,12 @@
-// A few threads that work on one task together. Between tasks they spin briefly, then yield, then sleep, so that a
-// stream of decode steps never waits for the kernel and an idle server uses no CPU.
+// A few threads that work on one task together; see signal.h for how they wait. A stream of decode steps hardly ever
+// waits for the kernel, and an idle server uses no CPU.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "signal.h"
 
 namespace segue {
 
@@ -47,17 +47,13 @@ class Pool {
  private:
   bool claim(int total, int& begin, int& end);
   void worker(int thread);
-  bool next_task(uint32_t& seen);
 
   const int threads_;
-  Task* task_ = nullptr;
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  alignas(64) std::atomic<uint32_t> tasks_{0};  // counts up with every task
-  alignas(64) std::atomic<int> running_{0};     // workers still inside it
-  alignas(64) std::atomic<int> arrived_{0};     // threads at the barrier
-  alignas(64) std::atomic<uint32_t> rounds_{0};
+  Task* task_ = nullptr;  // null: the pool ends
+  Signal tasks_;          // counts up with every task
+  Signal running_;        // workers still inside it
+  Signal rounds_;         // counts up with every barrier passed
+  alignas(64) std::atomic<int> arrived_{0};  // threads at the barrier
   alignas(64) std::atomic<int> next_item_{0};
   std::vector<std::thread> workers_;
 };
