@@ -190,7 +190,7 @@ def test_the_name_says_instruction_set_and_kv() -> None:
 
 
 def test_an_idle_pool_uses_no_cpu() -> None:
-    """Three workers that have just worked: after a millisecond awake they sleep."""
+    """Three workers that have just worked: after some yields they sleep."""
     runner = make_runner(threads=4)
     logits_of(runner, Slice([1, 2, 3], 0, [0]))
     time.sleep(0.1)

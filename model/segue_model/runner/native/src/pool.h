@@ -1,4 +1,4 @@
-// A few threads that work on one task together; see signal.h for how they wait. A stream of decode steps hardly ever
+// A few threads that work on one task together; see waiting.h for how they wait. A stream of decode steps hardly ever
 // waits for the kernel, and an idle server uses no CPU.
 #pragma once
 #include <atomic>
@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "signal.h"
+#include "waiting.h"
 
 namespace segue {
 
