@@ -15,6 +15,7 @@ import torch
 
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLogprob, sample, token_logprobs
+from segue_server.accountant import Accountant
 from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
 from segue_server.cache.session import pages_for
@@ -29,7 +30,7 @@ from segue_server.errors import (
     SessionNotFound,
     beyond_end,
 )
-from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens, Usage
+from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens
 from segue_server.foresight import Foresight, Speeds, foresee
 from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
 from segue_server.ledger.journal import Journal, TurnRef
@@ -93,7 +94,7 @@ class Engine:
         self._journal = journal
         self._jobs: dict[str, Job] = {}  # by request id
         self._outbox: list[tuple[Sink, Event]] = []
-        self.seconds_per_token = 0.0  # of prefill, smoothed: what losing a token of KV would cost
+        self._accounts = Accountant(self.stats, clock)
 
     # Sessions
 
@@ -203,13 +204,18 @@ class Engine:
         if sequence.turn is not None:
             job = self._job(sequence)
             self._leave(job, CommitPolicy.KEEP_PARTIAL, FinishReason.ERROR, cancelled=True)
-            self._count(job, FinishReason.ERROR)
+            self._accounts.turn_ended(job, FinishReason.ERROR)
         self.scheduler.rewind(sequence, min(start, len(sequence.tokens)))
 
     def foresee(self, spec: TurnSpec, position: int, salt: str | None) -> Foresight:
         """What a turn would meet if it were submitted now, after `position` tokens of its session. Changes nothing."""
         speeds = Speeds(self.seconds_per_token, self.stats.step["decode"].mean)
         return foresee(self.scheduler, spec, position=position, salt=salt, speeds=speeds)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of prefill, smoothed; 0 before the first."""
+        return self._accounts.seconds_per_token
 
     # The step
 
@@ -374,7 +380,7 @@ class Engine:
             work.sequence.advance(work.count)  # cache.pos moves on here and nowhere else
             if work.start < self._job(work.sequence).turn.prompt_end <= work.start + work.count:
                 self.scheduler.index(work.sequence)  # others with the same prompt need not wait for the answer
-        self._measure(plan, self.clock() - began)
+        self._accounts.step(plan, self.clock() - began)
         return logits
 
     def _sample(self, plan: Plan, logits: Seq[torch.Tensor | None]) -> dict[str, Sampled]:
@@ -436,39 +442,17 @@ class Engine:
     def _start(self, job: Job) -> None:
         """The turn has its place: say what it reuses and what it must compute."""
         turn, sequence = job.turn, job.sequence
-        reused = sequence.cache.computed
-        adopted = min(turn.adopted, reused)  # it may have given way, and lost pages, in this very step
-        restored = min(turn.restored, reused - adopted)
-        computed = 0 if job.spec.defer_compute else turn.prompt_end - reused
+        job.usage = self._accounts.opening(job)
+        job.prefilled = reused = sequence.cache.computed
         recomputed = max(0, min(sequence.seen, turn.start) - reused)
-        job.usage = Usage(
-            context_tokens=turn.start,
-            prompt_tokens=turn.prompt_end - turn.start,
-            computed_tokens=computed,
-            session_reused_tokens=reused - adopted - restored,
-            prefix_reused_tokens=adopted,
-            restored_tokens=restored,
-        )
         lost = recomputed > 1  # running the last token again is no loss
-        job.prefilled = reused
-        warm = "restored" if restored else "warm"
+        warm = "restored" if job.usage.restored_tokens else "warm"
         job.context = "new" if not turn.start else "recomputed" if lost else warm
         job.started = self.clock()
-        if turn.reads_prefixes and sequence.salt is not None:
-            self.stats.prefix_query_tokens += turn.prompt_end - (reused - adopted)
-            self.stats.prefix_hit_tokens += adopted
-        self.stats.recomputed_tokens.add(sequence.lost_by, amount=recomputed if lost else 0)
-        sequence.lost_by = "evicted"
-        self.stats.prompt_tokens.add("computed", amount=computed)
-        self.stats.prompt_tokens.add("session", amount=reused - adopted - restored)
-        self.stats.prompt_tokens.add("restored", amount=restored)
-        self.stats.prompt_tokens.add("prefix", amount=adopted)
-        self.stats.queue.observe((turn.admitted or turn.arrival) - turn.arrival)
-        prompt_tokens = job.usage.prompt_tokens
-        seed = job.spec.sampling.seed
-        source = Tier.NONE if lost else (restored and turn.restored_from) or Tier.DEVICE
-        started = Started(turn.request_id, sequence.session_id, turn.start, prompt_tokens, computed, source, seed)
-        self._emit(job, started)
+        self._accounts.turn_started(job, recomputed if lost else 0)
+        source = Tier.NONE if lost else (job.usage.restored_tokens and turn.restored_from) or Tier.DEVICE
+        prompt, computed, seed = job.usage.prompt_tokens, job.usage.computed_tokens, job.spec.sampling.seed
+        self._emit(job, Started(turn.request_id, sequence.session_id, turn.start, prompt, computed, source, seed))
 
     def _report_prefill(self, job: Job, work: Work, out: torch.Tensor | None) -> None:
         """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due.
@@ -499,9 +483,7 @@ class Engine:
     def _accept(self, job: Job, drawn: Sampled, now: float) -> None:
         """Append a sampled token to the ledger, put it on the stream, and end the turn if it says so."""
         spec, token = job.spec, drawn.token_id
-        job.generated += 1
-        self.stats.generated_tokens += 1
-        self._time_token(job, now)
+        self._accounts.token(job, now)
         if token in spec.stop_token_ids and token not in spec.eos_token_ids and not spec.include_stop:
             self._finish(job, FinishReason.STOP_TOKEN, token=token)  # neither in the output nor in the ledger
             return
@@ -536,14 +518,6 @@ class Engine:
             self.stats.recomputed_tokens.add("slid", amount=len(sequence.tokens) - keep)
         return dropped
 
-    def _time_token(self, job: Job, now: float) -> None:
-        gap = job.note_token(now)
-        if gap is None:
-            self.stats.time_to_first_token[job.context].observe(now - job.turn.arrival)
-            self.stats.prefill.observe(now - (job.started or job.turn.arrival))
-        else:
-            self.stats.inter_token.observe(gap)
-
     def _finish(
         self,
         job: Job,
@@ -558,7 +532,7 @@ class Engine:
         if text is None and job.spec.text and (rest := job.spec.text.finish()):
             self._emit(job, Tokens(len(job.sequence.tokens), (), rest))
         self._leave(job, policy, reason, cancelled=reason in (FinishReason.CANCELLED, FinishReason.DRAINING))
-        self._count(job, reason)
+        self._accounts.turn_ended(job, reason)
         self._emit(
             job,
             Finished(
@@ -579,14 +553,13 @@ class Engine:
         started = job.turn.admitted is not None
         policy = job.spec.commit_policy if started else CommitPolicy.ROLLBACK
         self._leave(job, policy, FinishReason.ERROR, cancelled=True)
-        self._count(job, FinishReason.ERROR)
+        self._accounts.turn_ended(job, FinishReason.ERROR)
         self._emit(job, Failed(error, len(job.sequence.tokens)))
 
     def _leave(self, job: Job, policy: CommitPolicy, reason: FinishReason, *, cancelled: bool) -> None:
         """Take the turn out of the batch and bring the ledger to what its policy says."""
         del self._jobs[job.spec.request_id]
         turn, sequence = job.turn, job.sequence
-        job.usage = job.final_usage()
         before = sequence.cache.computed
         if policy is CommitPolicy.ROLLBACK:
             self.scheduler.rewind(sequence, turn.start)
@@ -638,25 +611,3 @@ class Engine:
             estimated_rebuild=cached * self.seconds_per_token,
             tier=below or (Tier.DEVICE if cached else Tier.NONE),
         )
-
-    def _measure(self, plan: Plan, seconds: float) -> None:
-        """Account for a forward pass; one that computes any prompt counts as prefill."""
-        prompt = sum(w.count for w in plan.work if w.count > 1)
-        phase = "prefill" if prompt else "decode"
-        self.stats.step[phase].observe(seconds)
-        self.stats.busy_seconds.add(phase, amount=seconds)
-        self.stats.step_batch_size.observe(len(plan.work))
-        self.stats.last_step_time = time.time()
-        if prompt >= 2 * PAGE_TOKENS:
-            each = seconds / prompt
-            self.seconds_per_token += 0.2 * (each - self.seconds_per_token) if self.seconds_per_token else each
-
-    def _count(self, job: Job, reason: FinishReason) -> None:
-        stats = self.stats
-        stats.turns.add(reason.name.lower())
-        stats.turn_duration.observe(self.clock() - job.turn.arrival)
-        stats.turn_prompt_tokens.observe(job.turn.prompt_end - job.turn.start)
-        stats.turn_generated_tokens.observe(job.generated)
-        stats.session_context_tokens.observe(len(job.sequence.tokens))
-        if job.generated > 1 and job.first_token is not None and job.last_token is not None:
-            stats.time_per_output_token.observe((job.last_token - job.first_token) / (job.generated - 1))

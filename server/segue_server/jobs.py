@@ -1,7 +1,7 @@
 """A turn in the engine: what was ordered, and what has been measured of it."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue_model.sampling import SampleRequest, Sampling
@@ -91,9 +91,6 @@ class Job:
         if self.turn.admitted is None:
             return "queued"
         return "prefill" if self.first_token is None else "decode"
-
-    def final_usage(self) -> Usage:
-        return replace(self.usage, generated_tokens=self.generated)
 
     def note_token(self, now: float) -> float | None:
         """A token came; returns the gap to the one before, None for the first."""
