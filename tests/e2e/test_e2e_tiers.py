@@ -134,21 +134,27 @@ async def test_the_async_client_moves_exports_and_imports(serve, tmp_path):
             await client.import_session(io.BytesIO(b"no"))
 
 
-def test_an_idle_session_comes_back_after_a_restart_of_nothing_but_the_file(serve, tmp_path):
-    """An imported session is in the durable ledger like any other."""
-    ledger = tmp_path / "ledger.db"
-    first = serve(ledger=str(ledger))
-    session = first.client().create_session(text="Once upon a time")
-    greedy(session, text="there")
-    session.export(tmp_path / "s")
-    copy = first.client().import_session(tmp_path / "s", session_id="copy")
-    expected = greedy(copy.fork(), text="was").token_ids
-    store = first.running.service._engine._ledger
-    assert store is not None
-    first.settle()
-    turns = list(copy.read_tokens().turns)
-    assert [span.end_position for span in turns] == [16, session.position]
-    assert greedy(copy, text="was").token_ids == expected
+def test_an_imported_session_is_in_the_durable_ledger_like_any_other(spawn, tiny_model, tmp_path):
+    words = ("--model", tiny_model, "--threads", 1, "--ledger", tmp_path / "ledger.db", *FREE_PORTS)
+    first = spawn(*words)
+    with Client(first.target) as client:
+        session = client.create_session(text="Once upon a time")
+        greedy(session, text="there")
+        session.export(tmp_path / "s")
+        copy = client.import_session(tmp_path / "s", session_id="copy")
+        before = copy.read_tokens()
+        expected = greedy(copy.fork(), text="was").token_ids
+    first.send(signal.SIGKILL)
+    first.wait()
+    second = spawn(*words)
+    with Client(second.target) as client:
+        found = client.get_session("copy")
+        after = found.read_tokens()
+        assert after.token_ids == before.token_ids
+        assert after.turns == before.turns
+        assert [span.end_position for span in after.turns] == [16, found.position]
+        assert found.etag == copy.etag
+        assert greedy(found, text="was").token_ids == expected
 
 
 # Operators
