@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -269,12 +270,16 @@ class Crowd:
     def compare(self, reference):
         """Every answer, with those of a pool that never has to evict."""
         client = reference.client()
-        for (number, life), turns in self.log.items():
-            session = client.create_session(session_id=f"r{number:03}-{life:04}")
-            for prompt, answer in turns:
+
+        def replay(life):
+            session = client.create_session(cache_salt=f"salt-{life}")
+            for prompt, answer in self.log[life]:
                 got = client.generate(session.id, tokens=prompt, temperature=0, max_tokens=8, ignore_eos=True)
-                assert got.token_ids == answer, f"session {number}, life {life}"
+                assert got.token_ids == answer, f"session {life[0]}, life {life[1]}"
             session.delete()
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(replay, list(self.log)))
 
 
 def crowded(serve, tmp_path, *, sessions, seconds):
