@@ -36,7 +36,7 @@ serve: $(RUNTIME) ## Run the server; MODEL=path (default: the packaged SmolLM2),
 	$(BIN)/segue-server $(if $(MODEL),--model $(MODEL)) --port $(PORT) $(ARGS)
 
 test: $(DEV) ## Run the tests; ARGS="-k name -x"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 soak: $(DEV) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak -s $(ARGS)
