@@ -12,6 +12,7 @@ from torch.nn import functional as fn
 from segue_model.config import DecoderConfig
 from segue_model.rope import RopeTable
 from segue_model.runner.base import PAGE_TOKENS, Slice
+from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.torch_plan import AttentionGroup, Plan, check_batch, make_plan
 from segue_model.runner.torch_weights import LayerWeights, MergedWeights
 
@@ -95,8 +96,7 @@ class TorchRunner:
     @torch.inference_mode()
     def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
         """See Runner.export_pages."""
-        if not 0 <= tokens <= len(pages) * PAGE_TOKENS:
-            raise ValueError(f"tokens must lie in 0 .. {len(pages) * PAGE_TOKENS}, got {tokens}")
+        check_exported_tokens(pages, tokens)
         used = self._pool[:, self._page_index(pages)]  # (layers, P, 2, kv_heads, PAGE_TOKENS, head_dim)
         kv = used.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # (2, layers, kv_heads, P * PAGE_TOKENS, head_dim)
         return kv[:, :, :, :tokens].cpu().contiguous()
@@ -108,14 +108,7 @@ class TorchRunner:
         Raises ValueError for a foreign shape and for values that are not finite, which would outlive their session.
         """
         config = self._config
-        tokens = kv.shape[3] if kv.ndim == 5 else 0
-        if kv.shape != (2, config.layers, config.kv_heads, tokens, config.head_dim) or not tokens:
-            expected = f"(2, {config.layers}, {config.kv_heads}, tokens, {config.head_dim})"
-            raise ValueError(f"kv must have the shape {expected}, got {tuple(kv.shape)}")
-        if tokens > len(pages) * PAGE_TOKENS:
-            raise ValueError(f"{len(pages)} pages of {PAGE_TOKENS} do not cover {tokens} positions")
-        if not bool(torch.isfinite(kv).all()):
-            raise ValueError("kv holds values that are not finite")
+        tokens = check_canonical(config, pages, kv)
         count = -(-tokens // PAGE_TOKENS)
         whole = fn.pad(kv.to(self._device, self._dtype), (0, 0, 0, count * PAGE_TOKENS - tokens))
         paged = whole.view(2, config.layers, config.kv_heads, count, PAGE_TOKENS, config.head_dim)

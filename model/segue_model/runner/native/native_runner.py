@@ -11,6 +11,7 @@ import torch
 from segue_model.config import DecoderConfig
 from segue_model.rope import RopeTable
 from segue_model.runner.base import PAGE_TOKENS, Slice
+from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.native.build import build, choose_isa
 from segue_model.runner.native.flat_batch import FlatBatch, complaint_text
 from segue_model.runner.native.kernels import Floats, Ints, Kernels
@@ -124,8 +125,7 @@ class NativeRunner:
 
     def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
         """See Runner.export_pages. int8 pages come out as float32, and give the same int8 again when imported."""
-        if not 0 <= tokens <= len(pages) * PAGE_TOKENS:
-            raise ValueError(f"tokens must lie in 0 .. {len(pages) * PAGE_TOKENS}, got {tokens}")
+        check_exported_tokens(pages, tokens)
         config = self._config
         out = np.empty((2, config.layers, config.kv_heads, tokens, config.head_dim), np.float32)
         self.kernels.export_pages(self._page_ids(pages), out)
@@ -136,15 +136,7 @@ class NativeRunner:
 
         Raises ValueError for a foreign shape and for values that are not finite, which would outlive their session.
         """
-        config = self._config
-        tokens = kv.shape[3] if kv.ndim == 5 else 0
-        if kv.shape != (2, config.layers, config.kv_heads, tokens, config.head_dim) or not tokens:
-            expected = f"(2, {config.layers}, {config.kv_heads}, tokens, {config.head_dim})"
-            raise ValueError(f"kv must have the shape {expected}, got {tuple(kv.shape)}")
-        if tokens > len(pages) * PAGE_TOKENS:
-            raise ValueError(f"{len(pages)} pages of {PAGE_TOKENS} do not cover {tokens} positions")
-        if not bool(torch.isfinite(kv).all()):
-            raise ValueError("kv holds values that are not finite")
+        tokens = check_canonical(self._config, pages, kv)
         ids = self._page_ids(pages[: -(-tokens // PAGE_TOKENS)])
         self.kernels.import_pages(ids, kv.detach().to("cpu", torch.float32).contiguous().numpy())
 
