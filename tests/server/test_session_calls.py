@@ -504,7 +504,7 @@ async def test_scores_are_the_models_own_and_the_session_stays_as_it_is(serve: S
         assert after == replace(before, cache=after.cache), "the cache's figures are measured anew"
         assert bench.ledger() == ledger
         assert bench.runner.copied <= 1, "pages are shared, and one is copied on write"
-        assert len(bench.engine.scheduler.sequences) == 1
+        await bench.until(lambda: len(bench.engine.scheduler.sequences) == 1)
         assert (await bench.ask([1], max_tokens=3)).tokens == bench.plain([*ledger, 1], 3)
 
 
