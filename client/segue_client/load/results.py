@@ -114,7 +114,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tester:
+class SelfCheck:
     """What the load tester itself did during a point: whether its figures can be trusted."""
 
     cpu_share: float  # of one core, 0..1; the tester runs on one thread
@@ -148,9 +148,9 @@ class Point:
     """One measurement of an experiment; which fields are set depends on `Results.experiment`."""
 
     label: str  # for people: "8 streams", "history 4,096, warm"
-    start: float  # the window that counts: after the warm-up, ...
-    end: float  # ... until the last request that began in it has ended
-    tester: Tester
+    start: float  # the window that counts begins when the warm-up has ended, ...
+    end: float  # ... and ends when no more requests are sent: tokens and requests a second are those that came in it
+    tester: SelfCheck
     history_tokens: int | None = None
     context: ContextKind | None = None
     streams: int | None = None
@@ -201,6 +201,7 @@ class Results:
     metadata: Metadata
     points: tuple[Point, ...]
     requests: tuple[Request, ...]
+    notes: tuple[str, ...] = ()  # what was left out, and why
 
     def requests_of(self, point: Point) -> Sequence[Request]:
         """The requests of a point, without those of the warm-up."""
