@@ -117,6 +117,7 @@ class KvControl:
             return Progress.WAIT
         if not self._scheduler.claim(sequence, slot.end, self._engine.clock()):
             raise self._no_room(Tier.DEVICE)
+        self._mover.carry_out()  # what made room is copied down before its pages are written
         count = slot.end - start
         if self._mover.bring(sequence, start, count, segment.key, start - segment.start):
             sequence.advance(count)
