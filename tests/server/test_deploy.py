@@ -154,7 +154,10 @@ def test_board_expressions_parse(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool (Debian package: prometheus) is not installed")
-    plain = [text.replace("$__rate_interval", "1m").replace("$instance", ".*") for text in expressions()]
+    plain = [
+        text.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$model", ".*")
+        for text in expressions()
+    ]
     rules = [{"record": f"board:expression:{index}", "expr": text} for index, text in enumerate(plain)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
     command = [promtool, "check", "rules", str(tmp_path / "rules.yml")]
