@@ -44,7 +44,6 @@ def updated(session: Session) -> SessionUpdated:
         last_used_time=session.last_used_time,
         display_name=session.display_name,
         labels=session.labels,
-        version=session.version,
     )
 
 

@@ -6,7 +6,6 @@ MOVING: it takes no turn until the end.
 
 import asyncio
 import contextlib
-import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -18,7 +17,7 @@ from segue_server.cache.tiers import Tier
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import SessionNotFound
 from segue_server.kv_control import Guarded, KvControl, Progress
-from segue_server.recording import created, updated
+from segue_server.recording import created
 from segue_server.served import ServedModel
 from segue_server.sessions import Session
 from segue_server.snapshots import BLOCK_TOKENS, FORMAT_VERSION, KvShape, Received, SnapshotHeader, SnapshotPart
@@ -120,8 +119,9 @@ class Transfers:
         await self._engine.call(partial(self._control.arrived, session_id, private=private, mismatch=mismatch))
         if received.kv is not None:
             await self._take_kv(session_id, received.kv)
-        history = snapshots.records(session_id, tokens, session.turns, time.time())
-        await self._engine.record(created(session, self._model.fingerprint), *history, updated(session))
+        history = snapshots.records(session_id, tokens, session.turns, session.last_used_time)
+        await self._engine.record(created(session, self._model.fingerprint), *history)
+        session.version += sum(turn.end > turn.start for turn in session.turns)  # as the ledger counts them
 
     async def _take_kv(self, session_id: str, kv: snapshots.KvFile) -> None:
         """A segment at a time; what finds no room is computed when it is needed."""

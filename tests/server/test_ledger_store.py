@@ -200,7 +200,6 @@ class LedgerMachine(RuleBasedStateMachine):
                     settings=settings,
                     labels={"k": "v"},
                     display_name="new",
-                    version=model.version,
                     last_used_time=self.now,
                 )
             )

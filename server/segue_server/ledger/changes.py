@@ -94,7 +94,7 @@ class Changes:
         return known
 
     def _update(self, known: Known, record: SessionUpdated) -> None:
-        columns = "display_name = ?, labels = ?, settings = ?, last_used_time = ?, version = ?"
+        columns = "display_name = ?, labels = ?, settings = ?, last_used_time = ?, version = version + 1"
         self._db.execute(
             f"UPDATE sessions SET {columns} WHERE key = ?",  # noqa: S608 - constants
             (
@@ -102,7 +102,6 @@ class Changes:
                 labels_to_json(record.labels),
                 settings_to_json(record.settings),
                 record.last_used_time,
-                record.version,
                 known.key,
             ),
         )

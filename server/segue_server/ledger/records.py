@@ -27,14 +27,16 @@ class SessionCreated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUpdated:
-    """Everything of a session that may change beside its tokens and turns. All fields overwrite."""
+    """Everything of a session that may change beside its tokens and turns. All fields overwrite.
+
+    Counts as one change of the session's version: it may meet the end of a turn, and the order of the two is open.
+    """
 
     session_id: str
     settings: SessionSettings
     last_used_time: float
     display_name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
