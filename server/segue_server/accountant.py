@@ -51,6 +51,17 @@ class Accountant:
         stats.prompt_tokens.add("prefix", amount=usage.prefix_reused_tokens)
         stats.queue.observe((turn.admitted or turn.arrival) - turn.arrival)
 
+    def computed(self, job: Job, start: int, end: int) -> None:
+        """A pass has run these positions of a turn: again, where the turn had them before it gave way."""
+        if start < job.reached:
+            self._stats.recomputed_tokens.add("evicted", amount=min(end, job.reached) - start)
+        job.reached = max(job.reached, end)
+
+    def rolled_back(self, job: Job, before: int, after: int) -> None:
+        """A commit policy has cut the computed positions from `before` to `after`; what was reused is not lost work."""
+        reused = job.turn.prompt_end - job.usage.computed_tokens
+        self._stats.wasted_tokens.add("rolled_back", amount=max(0, before - max(after, reused)))
+
     def token(self, job: Job, now: float) -> None:
         """A token was drawn."""
         job.generated += 1

@@ -378,7 +378,9 @@ class Engine:
         logits = self.runner.forward([self._slice(work) for work in plan.work])
         for work in plan.work:
             work.sequence.advance(work.count)  # cache.pos moves on here and nowhere else
-            if work.start < self._job(work.sequence).turn.prompt_end <= work.start + work.count:
+            job, end = self._job(work.sequence), work.start + work.count
+            self._accounts.computed(job, work.start, end)
+            if work.start < job.turn.prompt_end <= end:
                 self.scheduler.index(work.sequence)  # others with the same prompt need not wait for the answer
         self._accounts.step(plan, self.clock() - began)
         return logits
@@ -443,7 +445,7 @@ class Engine:
         """The turn has its place: say what it reuses and what it must compute."""
         turn, sequence = job.turn, job.sequence
         job.usage = self._accounts.opening(job)
-        job.prefilled = reused = sequence.cache.computed
+        job.prefilled = job.reached = reused = sequence.cache.computed
         recomputed = max(0, min(sequence.seen, turn.start) - reused)
         lost = recomputed > 1  # running the last token again is no loss
         warm = "restored" if job.usage.restored_tokens else "warm"
@@ -504,6 +506,7 @@ class Engine:
         elif len(job.sequence.tokens) >= job.turn.limit:
             dropped = self._make_room(spec, job.sequence, 1)
             job.dropped += dropped
+            job.reached = job.sequence.cache.computed
             if not dropped:
                 self._finish(job, FinishReason.CONTEXT_FULL)
 
@@ -568,7 +571,7 @@ class Engine:
         if job.blocked_since is not None:
             self.stats.stream_blocked_seconds += self.clock() - job.blocked_since
         if cancelled:
-            self.stats.wasted_tokens.add("rolled_back", amount=before - sequence.cache.computed)
+            self._accounts.rolled_back(job, before, sequence.cache.computed)
         ended = TurnEnded(sequence.session_id, len(sequence.tokens), reason, time.time())
         self._note(job.spec, turn.start, ended)
         self.scheduler.leave(sequence, self.clock())

@@ -45,6 +45,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop
 
+    @property
+    def durable(self) -> bool:
+        """Sessions outlive the process."""
+        return self._ledger is not None
+
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.engine.mover.store.on_news = lambda: self.post(_nothing)

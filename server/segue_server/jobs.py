@@ -77,6 +77,7 @@ class Job:
     context: str = "new"  # label of the TTFT histogram
     logprobs_from: int = 0  # prompt logprobs are due from this position on
     prefilled: int = 0  # prompt positions whose KV has been there, though a preemption may have taken it
+    reached: int = 0  # positions whose KV has been there at some time of this turn
     started: float | None = None  # when Started was told: after admission and whatever had to be restored
     blocked_since: float | None = None
     first_token: float | None = None

@@ -60,7 +60,8 @@ class SegueCollector(Collector):
         yield self._counter("admission_rejections", "Requests refused before any work", rejected, "reason")
         yield self._counter("cancellations", "Turns ended before their time", stats.cancellations, "phase", "cause")
         yield self._plain("preemptions", "Turns taken off the batch to free cache", stats.preemptions)
-        yield self._counter("wasted_tokens", "Tokens computed and not kept or delivered", stats.wasted_tokens, "reason")
+        wasted = self._service.stats.wasted_tokens.values | stats.wasted_tokens.values
+        yield self._counters("wasted_tokens", "Tokens computed and not kept or delivered", wasted, "reason")
 
     def _latencies(self) -> Iterator[Metric]:
         stats = self._engine.stats

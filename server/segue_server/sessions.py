@@ -100,6 +100,7 @@ class ActiveTurn:
     forgotten: bool = False  # its session is deleted: nothing of it is repeated
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     finished: Finished | None = None
+    waste_counted: bool = False
 
     @property
     def request_id(self) -> str:
@@ -124,6 +125,8 @@ class Session:
     active: ActiveTurn | None = None
     moving: asyncio.Event | None = None  # its KV is being moved, exported or taken in; set when that is over
     ephemeral: bool = False
+    hidden: bool = False  # made by the server for a moment: nobody's session, and counted nowhere
+    ended: bool = False  # counted as such
     forked_from: tuple[str, int] | None = None  # (session id, position)
     create_time: float = field(default_factory=time.time)
     last_used_time: float = field(default_factory=time.time)

@@ -101,7 +101,7 @@ class EngineStats:
         self.turns = Tally(reason.name.lower() for reason in FinishReason)
         self.cancellations = Tally(PHASES, (cause.value for cause in CancelCause))
         self.preemptions = 0
-        self.wasted_tokens = Tally(("cancelled", "rolled_back", "slow_client"))
+        self.wasted_tokens = Tally(("rolled_back",))
         self.time_to_first_token = {context: Histogram(TTFT_EDGES) for context in CONTEXTS}
         self.inter_token = Histogram(INTER_TOKEN_EDGES)
         self.time_per_output_token = Histogram(INTER_TOKEN_EDGES)
@@ -147,6 +147,7 @@ class ServiceStats:
     def __init__(self) -> None:
         self.rejections = Tally(REJECTIONS)
         self.sessions_opened = Tally(("create", "fork", "import", "ephemeral"))
+        self.wasted_tokens = Tally(("cancelled", "slow_client"))
         self.sessions_ended = Tally(("deleted", "expired", "drained"))
         self.session_lifetime = Histogram(IDLE_EDGES)
         self.session_idle = Histogram(IDLE_EDGES)

@@ -40,6 +40,7 @@ class TurnStream:
         self._max_backlog = max_backlog
         self._log: list[Event] = []
         self._readers: list[Reader] = []
+        self._taken = 0  # events the foremost reader there has ever been has taken
         self._behind = 0  # events the foremost reader has not taken
         self._pending: Tokens | None = None  # being coalesced
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -59,6 +60,16 @@ class TurnStream:
     @property
     def ended(self) -> bool:
         return bool(self._log) and isinstance(self._log[-1], Finished | Failed)
+
+    @property
+    def taken(self) -> list[Event]:
+        """What one reader or another has taken."""
+        return self._log[: self._taken]
+
+    @property
+    def left(self) -> list[Event]:
+        """What no reader has taken, tokens that are held back included."""
+        return [*self._log[self._taken :], *([self._pending] if self._pending else ())]
 
     @property
     def size(self) -> int:
@@ -106,7 +117,11 @@ class TurnStream:
     def moved(self) -> None:
         """A reader has come, gone or taken an event."""
         was_full = self.full
-        self._behind = min((len(self._log) - reader.sequence for reader in self._readers), default=0)
+        if self._readers:
+            foremost = max(reader.sequence for reader in self._readers)
+            self._behind, self._taken = len(self._log) - foremost, max(self._taken, foremost)
+        else:
+            self._behind = 0
         if was_full and not self.full:
             self._on_room()
 

@@ -22,13 +22,22 @@ from contextlib import contextmanager
 from functools import partial
 
 from segue_server.engine_thread import EngineThread
-from segue_server.errors import QueueFull, QueueTimeout, Quota, RequestIdReused, SegueError, SessionBusy
+from segue_server.errors import (
+    KvBudgetImpossible,
+    QueueFull,
+    QueueTimeout,
+    Quota,
+    RequestIdReused,
+    SegueError,
+    SessionBusy,
+)
 from segue_server.events import Event, Failed, Finished, Started, Tokens
 from segue_server.recent import RecentTurns
 from segue_server.requests import AppendRequest, BusyPolicy, CancelCause, CommitPolicy, FinishReason, GenerateRequest
 from segue_server.sessions import ActiveTurn, Claim, Session, TurnRecord, turns_slid
 from segue_server.stats import ServiceStats
 from segue_server.stream import Reader, TurnStream
+from segue_server.waste import reason_of, wasted_tokens
 
 
 def content_of(request: GenerateRequest | AppendRequest) -> bytes:
@@ -113,6 +122,7 @@ class Turns:
             reader.close()
             if not turn.stream.has_readers:
                 self._leave_alone(turn, time_remaining())
+                self._count_waste(turn)
 
     def _leave_alone(self, turn: ActiveTurn, time_remaining: float | None) -> None:
         """Nobody reads the turn; whoever comes back for it comes before the deadline of the call that has gone."""
@@ -235,6 +245,8 @@ class Turns:
                 self._record(turn, event.position, FinishReason.ERROR)
                 if isinstance(event.error, QueueTimeout):
                     self._stats.rejections.add("queue_timeout")
+                elif isinstance(event.error, KvBudgetImpossible):
+                    self._stats.rejections.add("kv_budget")
                 self._end(turn, event)
             case _:
                 pass
@@ -264,7 +276,15 @@ class Turns:
         if _is_repeatable(turn, event):
             self._recent.add(turn)
         turn.ended.set()
+        if not turn.stream.has_readers:
+            self._count_waste(turn)
         self._on_end(turn.session, _reason(event) if turn.started else None)
+
+    def _count_waste(self, turn: ActiveTurn) -> None:
+        """Once, when the turn has ended and nobody reads it."""
+        if turn.finished and not turn.waste_counted:
+            turn.waste_counted = True
+            self._stats.wasted_tokens.add(reason_of(turn), amount=wasted_tokens(turn, turn.finished))
 
     def _poke(self) -> None:
         """A paused sequence may go on: wake the engine."""

@@ -70,11 +70,12 @@ async def test_counters_and_gauges_tell_what_happened(tmp_path: Path) -> None:
         assert now.get("sessions_opened_total", origin="create") == 1
         assert now.get("sessions_opened_total", origin="ephemeral") == 1
         assert now.get("sessions", state="idle") == now.sum("sessions") == 1
+        assert now.get("sessions_ended_total", reason="deleted") == 1, "the ephemeral one"
         assert now.get("session_idle_seconds_count") == 1
         assert now.get("turn_prompt_tokens_sum") == 81
         assert now.get("engine_last_step_timestamp_seconds") > 1e9
         await bench.service.delete_session("chat-1")
-        assert scrape().get("sessions_ended_total", reason="deleted") == 1
+        assert scrape().get("sessions_ended_total", reason="deleted") == 2
 
 
 async def test_kv_bytes_add_up_at_every_moment_and_nothing_is_active_when_idle(tmp_path: Path) -> None:

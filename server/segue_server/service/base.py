@@ -1,9 +1,10 @@
 """What all calls share."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from segue_server.errors import (
     EtagMismatch,
     SegueError,
     SessionBusy,
+    SessionLimit,
     SessionNotFound,
 )
 from segue_server.orders import Orders, Pool
@@ -198,16 +200,26 @@ class ServiceBase:
         return session
 
     async def _register(self, session: Session) -> None:
-        try:
+        with self._limit_counted():
             self._sessions.open(session)
-        except SegueError as error:
-            if error.reason == "SESSION_LIMIT":
-                self.stats.rejections.add("session_limit")
-            raise
         priority, pinned = session.settings.priority or 0, bool(session.settings.pinned)
         salt = session.settings.cache_salt
         opened = partial(self._engine.engine.open, session.session_id, priority=priority, pinned=pinned, salt=salt)
         self._engine.post(opened)
+
+    @contextlib.contextmanager
+    def _limit_counted(self) -> Iterator[None]:
+        """Count a request that finds no room for one more session."""
+        try:
+            yield
+        except SessionLimit:
+            self.stats.rejections.add("session_limit")
+            raise
+
+    def _end_ephemeral(self, session: Session) -> None:
+        """Its only turn has ended, or never began."""
+        self._count_end(session, "deleted")
+        self._forget(session)
 
     def _forget(self, session: Session) -> None:
         """Take back a session that never came to be; its turn, if any, has been told to leave."""
@@ -252,7 +264,7 @@ class ServiceBase:
         if session.leaving:
             self._tell(EventType.DELETED, session, session.leaving)
         if session.ephemeral:
-            self._forget(session)
+            self._end_ephemeral(session)
 
     def _cache_shrunk(self, session_ids: Iterable[str]) -> None:
         for session in self._sessions:
@@ -275,6 +287,10 @@ class ServiceBase:
         self.events.publish(kind, view, reason)
 
     def _count_end(self, session: Session, reason: str) -> None:
+        """Once per session, whoever ends it again."""
+        if session.hidden or session.ended:
+            return
+        session.ended = True
         self.stats.sessions_ended.add(reason)
         self.stats.session_lifetime.observe(time.time() - session.create_time)
 

@@ -89,7 +89,7 @@ class Service(TransferCalls):
         """How many sessions are in which state, for the metrics."""
         counts = dict.fromkeys(("idle", "queued", "running", "moving"), 0)
         for session in self._sessions:
-            counts[session.state.name.lower()] += 1
+            counts[session.state.name.lower()] += not session.hidden
         return counts
 
     @property
@@ -135,7 +135,10 @@ class Service(TransferCalls):
             self._imported = {i: entry for i, entry in self._imported.items() if entry.time >= horizon}
 
     async def drain(self, grace: float) -> None:
-        """Take no new turns, give running ones `grace` seconds, then end them with Finished{DRAINING}."""
+        """Take no new turns, give running ones `grace` seconds, then end them with Finished{DRAINING}.
+
+        Sessions end with the process unless a ledger keeps them; until then they can be read and exported.
+        """
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
@@ -145,6 +148,9 @@ class Service(TransferCalls):
 
     def _tell_expiring(self) -> None:
         for session in self._sessions.expiring(time.time(), self._limits.expiry_notice):
+        if not self._engine.durable:
+            for session in self._sessions:
+                self._count_end(session, "drained")
             session.noticed = session.expire_time
             self._tell(EventType.EXPIRING, session, "TTL")
 

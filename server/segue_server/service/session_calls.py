@@ -117,7 +117,8 @@ class SessionCalls(TurnCalls):
             return self._forked_before(request, known)
         parent = self._sessions.get(request.session_id)
         ids = fork_ids(request)
-        self._sessions.check_room(ids)
+        with self._limit_counted():
+            self._sessions.check_room(ids)
         settings = self._clamped(request.settings.over(parent.settings))
         self._check_pins(settings, count=len(ids))
         fork = partial(

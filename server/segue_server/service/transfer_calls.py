@@ -111,7 +111,8 @@ class TransferCalls(SessionCalls):
         if incompatible and not request.recompute_on_mismatch:
             raise incompatible
         if request.session_id and request.request_id not in self._imported:
-            self._sessions.check_room([request.session_id])
+            with self._limit_counted():
+                self._sessions.check_room([request.session_id])
         self._check_pins(self._import_settings(request, caller))
         return incompatible
 
@@ -130,7 +131,8 @@ class TransferCalls(SessionCalls):
             position=request.header.position,
             turns=snapshots.turns_of(request.header),
         )
-        self._sessions.open(session)
+        with self._limit_counted():
+            self._sessions.open(session)
         return session
 
     async def _take_in(self, session: Session, snapshot: Received, *, mismatch: bool) -> None:

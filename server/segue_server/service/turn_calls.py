@@ -249,7 +249,7 @@ class TurnCalls(ServiceBase):
             self._check_position(session, request.expected_position)
         except BaseException:
             if session.ephemeral:
-                self._forget(session)
+                self._end_ephemeral(session)
             raise
         turn = self._turns.begin(session, claim)
         preparing = self._prepare(turn, request.input, order)
@@ -314,8 +314,9 @@ class TurnCalls(ServiceBase):
         position = parent.active.start if parent.active else parent.position
         if not position:
             raise FieldInvalid.one("session_id", "the session's ledger is empty: the first token follows nothing")
-        child = Session(session_id=new_session_id(), settings=settings, position=position, ephemeral=True)
-        self._sessions.open(child)
+        child = Session(session_id=new_session_id(), settings=settings, position=position, ephemeral=True, hidden=True)
+        with self._limit_counted():
+            self._sessions.open(child)
         fork = partial(
             self._engine.engine.fork,
             *(parent.session_id, [child.session_id], position),
