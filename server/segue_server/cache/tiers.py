@@ -283,10 +283,11 @@ class Tiers:
 
     def promote(self, segment: Segment) -> bool:
         """Move a segment that has been read ahead from disk to host memory. False: there is no room for it."""
+        self.use[Tier.DISK].remove(segment)  # first: what goes down to make room for it must not push it out
         if not self._make_room(Tier.HOST, segment.size):
+            self.use[Tier.DISK].add(segment)
             return False
         self._unstage(segment, tell=False)
-        self.use[Tier.DISK].remove(segment)
         segment.tier = Tier.HOST
         self.use[Tier.HOST].add(segment)
         self._orders.append(Promote(segment.key))
