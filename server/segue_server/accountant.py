@@ -77,6 +77,7 @@ class Accountant:
         """A forward pass is over; one that computed any prompt counts as prefill."""
         prompt = sum(w.count for w in plan.work if w.count > 1)
         phase = "prefill" if prompt else "decode"
+        self._stats.prefilled_tokens += prompt
         self._stats.step[phase].observe(seconds)
         self._stats.busy_seconds.add(phase, amount=seconds)
         self._stats.step_batch_size.observe(len(plan.work))

@@ -119,6 +119,7 @@ class EngineStats:
         self.flushed_tokens = 0
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
+        self.prefilled_tokens = 0
         self.generated_tokens = 0
         self.turn_prompt_tokens = Histogram(TOKEN_EDGES)
         self.turn_generated_tokens = Histogram(TOKEN_EDGES)

@@ -143,6 +143,16 @@ class ServerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """As in model.proto. Times in seconds."""
+
+    count: int
+    total: float
+    median: float | None
+    p95: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """As in model.proto."""
 
@@ -155,3 +165,7 @@ class Load:
     generated_tokens_per_second: float
     since_last_step: float  # seconds
     draining: bool
+    prefilled_tokens: int
+    generated_tokens: int
+    time_to_first_token: Latency
+    inter_token: Latency

@@ -126,5 +126,13 @@ def test_load_and_limits_tell_what_the_server_does_and_allows(server, client):
     server.settle()
     load = client.load()
     assert (load.running_requests, load.kv_used_bytes, load.sessions) == (0, 0, 0)
+    counted = (load.prefilled_tokens, load.generated_tokens)
+    answer = client.generate(text="Once upon a time", max_tokens=16, **GREEDY)
+    now = client.load()
+    assert now.generated_tokens - counted[1] == answer.usage.generated_tokens
+    assert now.prefilled_tokens - counted[0] == answer.usage.computed_tokens
+    assert now.time_to_first_token.count == load.time_to_first_token.count + 1
+    assert now.inter_token.count == load.inter_token.count + answer.usage.generated_tokens - 1
+    assert now.time_to_first_token.HasField("median")
     total = load.kv_evictable_bytes + load.kv_free_bytes
     assert total == limits.kv_budget_bytes, "an idle server can give back all of its pool"

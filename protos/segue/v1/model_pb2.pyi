@@ -111,7 +111,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running_requests", "queued_requests", "kv_used_bytes", "kv_evictable_bytes", "kv_free_bytes", "sessions", "generated_tokens_per_second", "since_last_step", "draining")
+    __slots__ = ("running_requests", "queued_requests", "kv_used_bytes", "kv_evictable_bytes", "kv_free_bytes", "sessions", "generated_tokens_per_second", "since_last_step", "draining", "prefilled_tokens", "generated_tokens", "time_to_first_token", "inter_token")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     KV_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,10 @@ class Load(_message.Message):
     GENERATED_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     SINCE_LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     queued_requests: int
     kv_used_bytes: int
@@ -130,7 +134,23 @@ class Load(_message.Message):
     generated_tokens_per_second: float
     since_last_step: _duration_pb2.Duration
     draining: bool
-    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., kv_used_bytes: _Optional[int] = ..., kv_evictable_bytes: _Optional[int] = ..., kv_free_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., generated_tokens_per_second: _Optional[float] = ..., since_last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    prefilled_tokens: int
+    generated_tokens: int
+    time_to_first_token: Latency
+    inter_token: Latency
+    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., kv_used_bytes: _Optional[int] = ..., kv_evictable_bytes: _Optional[int] = ..., kv_free_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., generated_tokens_per_second: _Optional[float] = ..., since_last_step: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: _Optional[bool] = ..., prefilled_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Latency, _Mapping]] = ..., inter_token: _Optional[_Union[Latency, _Mapping]] = ...) -> None: ...
+
+class Latency(_message.Message):
+    __slots__ = ("count", "total", "median", "p95")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    P95_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    total: _duration_pb2.Duration
+    median: _duration_pb2.Duration
+    p95: _duration_pb2.Duration
+    def __init__(self, count: _Optional[int] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., median: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., p95: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat", "add_special_tokens")

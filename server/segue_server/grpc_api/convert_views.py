@@ -11,6 +11,7 @@ from segue_server.grpc_api.convert_events import KV_DTYPE_VALUES, cache_usage, d
 from segue_server.requests import SamplingParams, SessionSettings, StopConditions
 from segue_server.views import (
     Estimate,
+    Latency,
     Limits,
     Load,
     ModelInfo,
@@ -102,7 +103,21 @@ def server_info(info: ServerInfo) -> model_pb2.ServerInfo:
 
 
 def load(load: Load) -> model_pb2.Load:
-    return model_pb2.Load(**_set_fields(load) | {"since_last_step": duration(load.since_last_step)})
+    converted = {
+        "since_last_step": duration(load.since_last_step),
+        "time_to_first_token": _latency(load.time_to_first_token),
+        "inter_token": _latency(load.inter_token),
+    }
+    return model_pb2.Load(**_set_fields(load) | converted)
+
+
+def _latency(latency: Latency) -> model_pb2.Latency:
+    return model_pb2.Latency(
+        count=latency.count,
+        total=duration(latency.total),
+        median=duration(latency.median),
+        p95=duration(latency.p95),
+    )
 
 
 def _limits(limits: Limits) -> model_pb2.Limits:

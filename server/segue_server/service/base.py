@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +16,7 @@ from segue_server.errors import (
     SessionLimit,
     SessionNotFound,
 )
+from segue_server.lately import Lately
 from segue_server.orders import Orders, Pool
 from segue_server.pins import PinBudget
 from segue_server.requests import (
@@ -47,7 +47,6 @@ REPLAY_WINDOW = 600.0  # seconds a CreateSession request id is remembered
 LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
 CALLER = "CALLER"  # reason of an event
 MAX_IMPORTS = 2  # snapshots that are taken in at once; more wait
-RATE_WINDOW = 20  # looks (of REAP_INTERVAL) that the token rate of GetLoad is taken over
 
 CAPABILITIES = (
     "fork",
@@ -143,7 +142,7 @@ class ServiceBase:
         self._forked: dict[str, Forked] = {}  # by request id
         self._imported: dict[str, Imported] = {}  # by request id
         self._began = time.monotonic()
-        self._rate: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
+        self._lately = Lately(engine.engine.stats)
 
     @property
     def limits(self) -> Limits:

@@ -60,9 +60,13 @@ class Service(TransferCalls):
             kv_evictable_bytes=kv.idle + kv.prefix,
             kv_free_bytes=kv.capacity - kv.held,
             sessions=len(self._sessions),
-            generated_tokens_per_second=self._token_rate(),
+            generated_tokens_per_second=self._lately.generated_per_second(),
             since_last_step=time.time() - last_step if last_step else time.monotonic() - self._began,
             draining=self.draining,
+            prefilled_tokens=engine.stats.prefilled_tokens,
+            generated_tokens=engine.stats.generated_tokens,
+            time_to_first_token=self._lately.time_to_first_token(),
+            inter_token=self._lately.inter_token(),
         )
 
     def tokenize(self, given: Input, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
@@ -119,7 +123,7 @@ class Service(TransferCalls):
         """Expire idle sessions, for ever; run as a task."""
         while True:
             await asyncio.sleep(REAP_INTERVAL)
-            self._rate.append((time.monotonic(), self._engine.engine.stats.generated_tokens))
+            self._lately.look(time.monotonic())
             self._tell_expiring()
             for session in self._sessions.expired(time.time()):
                 self._sessions.bury(session)
@@ -153,9 +157,3 @@ class Service(TransferCalls):
                 self._count_end(session, "drained")
             session.noticed = session.expire_time
             self._tell(EventType.EXPIRING, session, "TTL")
-
-    def _token_rate(self) -> float:
-        if len(self._rate) < 2:
-            return 0.0
-        (since, before), (until, after) = self._rate[0], self._rate[-1]
-        return (after - before) / max(until - since, 1e-9)

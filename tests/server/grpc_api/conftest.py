@@ -17,6 +17,7 @@ from segue_server.grpc_api.server import bind, build_server
 from segue_server.requests import AppendRequest, FinishReason, GenerateRequest, SamplingParams, SessionSettings
 from segue_server.views import (
     Estimate,
+    Latency,
     Limits,
     Load,
     ModelInfo,
@@ -203,6 +204,10 @@ class FakeService:
             generated_tokens_per_second=7.5,
             since_last_step=float("inf"),
             draining=True,
+            prefilled_tokens=8,
+            generated_tokens=9,
+            time_to_first_token=Latency(count=2, total=0.75, median=0.25, p95=0.5),
+            inter_token=Latency(count=0, total=0.0, median=None, p95=None),
         )
 
     def tokenize(self, text, *, add_special_tokens):

@@ -322,6 +322,8 @@ async def test_model_service(channel, service):
     assert list(info.eos_token_ids) == [1, 2]
     assert server.limits.max_ttl == Duration(seconds=3600, nanos=500_000_000)
     assert (load.kv_free_bytes, load.generated_tokens_per_second, load.draining) == (1 << 40, 7.5, True)
+    assert (load.time_to_first_token.count, load.time_to_first_token.p95.ToMilliseconds()) == (2, 500)
+    assert not load.inter_token.HasField("median"), "no gap yet is not a gap of 0"
 
 
 async def test_tokenizer_rpcs(channel, service):
