@@ -12,6 +12,7 @@ from wsgiref.simple_server import WSGIServer
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from segue.v1 import cache_pb2, generation_pb2, model_pb2, session_pb2
 from segue_model.fingerprint import fingerprint
@@ -19,6 +20,7 @@ from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
 from segue_server.admin import Admin
+from segue_server.aliases import Aliased
 from segue_server.config import ServerConfig
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
@@ -154,7 +156,7 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
     grpc_port = bind(server, f"{config.host}:{config.port}")
     admin_port = bind(admin, f"127.0.0.1:{config.admin_port}")
     collector = SegueCollector(served.model_id, engine, service, calls, build)
-    with _metrics_server(config, collector) as metrics_port:
+    with _metrics_server(config, Aliased(collector, config.metrics_aliases, served.model_id)) as metrics_port:
         thread.start()
         reaper = asyncio.create_task(service.reap())
         await server.start()
@@ -210,7 +212,7 @@ def _ledger(path: str) -> Iterator[LedgerStore | None]:
 
 
 @contextlib.contextmanager
-def _metrics_server(config: ServerConfig, collector: SegueCollector) -> Iterator[int]:
+def _metrics_server(config: ServerConfig, collector: Collector) -> Iterator[int]:
     """/metrics on a thread of its own; yields its port."""
     registry = CollectorRegistry()
     registry.register(collector)

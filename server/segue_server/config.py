@@ -9,6 +9,7 @@ from typing import Any, Literal
 from segue_model.paging import PAGE_TOKENS
 
 MIB = 1 << 20
+METRICS_ALIASES = ("vllm", "otel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class ServerConfig:
     admin_port: int = 50052  # loopback only
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9464
+    metrics_aliases: tuple[str, ...] = ()
     runner: Literal["auto", "native", "torch"] = "auto"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -59,6 +61,10 @@ class ServerConfig:
             self._require(name, "not be negative", lambda value: value >= 0)
         for name, choices in _CHOICES.items():
             self._require(name, f"be one of {', '.join(choices)}", choices.__contains__)
+        known = METRICS_ALIASES
+        self._require(
+            "metrics_aliases", f"be of {', '.join(known)}", lambda names: all(name in known for name in names)
+        )
         self._require("prefill_chunk_tokens", f"be at least a page, {PAGE_TOKENS}", lambda value: value >= PAGE_TOKENS)
         for name in ("kv_high_watermark", "kv_low_watermark"):
             self._require(name, "be above 0 and at most 1", lambda value: 0 < value <= 1)
@@ -82,6 +88,7 @@ _HELP = {
     "admin_port": "port of CacheAdminService, on 127.0.0.1 only; 0 = any free one",
     "metrics_host": "address of the metrics port",
     "metrics_port": "port of /metrics; 0 = any free one",
+    "metrics_aliases": f"further names for the same metrics, with commas between: {', '.join(METRICS_ALIASES)}",
     "device": "torch device, such as cpu or cuda",
     "runner": "native: C++ kernels for this CPU, built on first use; torch: plain torch; auto: native where possible",
     "dtype": "of the torch runner's activations and KV cache",
@@ -132,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for item in fields(ServerConfig):
         default = item.default
         kind = _KINDS.get(item.name, type(default))
-        shown = _HELP[item.name] + ("" if default is None else f" (default: {default})")
+        shown = _HELP[item.name] + ("" if default in (None, ()) else f" (default: {default})")
         choices = _CHOICES.get(item.name)
         parser.add_argument(f"--{_option(item.name)}", type=kind, default=default, choices=choices, help=shown)
 
@@ -164,8 +171,14 @@ def _bytes_or_none_at_all(text: str) -> int:
     return 0 if text.strip() == "0" else parse_bytes(text)
 
 
+def _words(text: str) -> tuple[str, ...]:
+    """Words with commas between; each once."""
+    return tuple(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
+
+
 _KINDS: dict[str, Callable[[str], Any]] = {
     "model": Path,
+    "metrics_aliases": _words,
     "kv_bytes": parse_bytes,
     "max_pinned_bytes": _bytes_or_none_at_all,
     "kv_host_bytes": _bytes_or_none_at_all,

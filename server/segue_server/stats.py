@@ -147,8 +147,8 @@ class ServiceStats:
 
     def __init__(self) -> None:
         self.rejections = Tally(REJECTIONS)
-        self.sessions_opened = Tally(("create", "fork", "import", "ephemeral"))
         self.wasted_tokens = Tally(("cancelled", "slow_client"))
+        self.sessions_opened = Tally(("create", "fork", "import", "ephemeral"))
         self.sessions_ended = Tally(("deleted", "expired", "drained"))
         self.session_lifetime = Histogram(IDLE_EDGES)
         self.session_idle = Histogram(IDLE_EDGES)
@@ -159,7 +159,7 @@ class CallStats:
 
     def __init__(self, methods: Iterable[str]) -> None:
         self.started_calls = Tally((*methods, "other"))
-        self.durations: dict[tuple[str, str], Histogram] = {}
+        self.durations: dict[tuple[str, ...], Histogram] = {}  # by method and status
 
     def started(self, method: str) -> None:
         self.started_calls.add(self._known(method))

@@ -31,6 +31,7 @@ def test_words_reach_their_fields() -> None:
     assert config.model == Path("/m")
     assert config.kv_bytes == 3 << 29
     assert (config.max_running, config.queue_timeout, config.dtype) == (3, 0.0, "bfloat16")
+    assert parse_config(["--metrics-aliases", "otel, vllm,otel,"]).metrics_aliases == ("otel", "vllm")
     with pytest.raises(FrozenInstanceError):
         config.port = 1  # type: ignore[misc]
 
@@ -39,6 +40,7 @@ def test_words_reach_their_fields() -> None:
     ("name", "value", "limit"),
     [
         ("port", 65536, "between 0 and 65535"),
+        ("metrics_aliases", ("vllm", "sglang"), "be of vllm, otel"),
         ("metrics_port", -1, "between 0 and 65535"),
         ("kv_bytes", 0, "above 0"),
         ("max_running", 0, "above 0"),
