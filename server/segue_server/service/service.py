@@ -148,12 +148,12 @@ class Service(TransferCalls):
             async with asyncio.timeout(grace):
                 await self._turns.wait_idle()
         await self._turns.end_all(CancelCause.DRAIN, FinishReason.DRAINING)
+        if not self._engine.durable:
+            for session in self._sessions:
+                self._count_end(session, "drained")
         self.events.close(Draining("the server is shutting down"))
 
     def _tell_expiring(self) -> None:
         for session in self._sessions.expiring(time.time(), self._limits.expiry_notice):
-        if not self._engine.durable:
-            for session in self._sessions:
-                self._count_end(session, "drained")
             session.noticed = session.expire_time
             self._tell(EventType.EXPIRING, session, "TTL")
