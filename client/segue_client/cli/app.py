@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from segue_client.cli import cache, sessions
+from segue_client.cli import cache, load, sessions
 from segue_client.cli.chat import chat
 from segue_client.cli.exits import describe_exit_codes
 from segue_client.cli.generate import generate
+from segue_client.cli.top import top
 
 EPILOG = describe_exit_codes()
 
@@ -24,7 +25,9 @@ app.command(epilog=EPILOG)(chat)
 app.command(epilog=EPILOG)(generate)
 app.add_typer(sessions.app, name="sessions", epilog=EPILOG)
 app.add_typer(cache.app, name="cache", epilog=EPILOG)
+app.add_typer(load.app, name="load", epilog=EPILOG)
 app.command(epilog=EPILOG)(sessions.info)
+app.command(epilog=EPILOG)(top)
 
 
 def _print_version(wanted: bool) -> None:
