@@ -251,6 +251,13 @@ class Engine:
         """Give back what outlives the thread: files, and the thread that reads them."""
         self.mover.close()
 
+    def give_up(self) -> None:
+        """The engine itself has failed: take every turn out, so that no figure says that one still runs."""
+        for job in self._jobs.values():
+            self.scheduler.leave(job.sequence, self.clock())
+            self._accounts.turn_ended(job, FinishReason.ERROR)
+        self._jobs.clear()
+
     def take_outbox(self) -> list[tuple[Sink, Event]]:
         """The events since the last call, in order."""
         outbox, self._outbox = self._outbox, []

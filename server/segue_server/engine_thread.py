@@ -177,6 +177,7 @@ class EngineThread:
             log.critical("the engine has failed", exc_info=True)
             if self._ledger:
                 self._ledger.flush()  # what happened before comes before
+            void(self.engine.give_up)
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
