@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import typer
 
+from segue_client.cli.extras import extra_load
 from segue_client.cli.load_options import (
     ContextOptions,
     LoopOptions,
@@ -19,22 +16,10 @@ from segue_client.cli.load_options import (
     TargetOptions,
     WorkloadOptions,
 )
+from segue_client.cli.load_report import compare, report
 from segue_client.cli.option_groups import grouped
 
 app = typer.Typer(no_args_is_help=True, help="Load a server and measure it: one command for each experiment.")
-
-_OF_THE_EXTRA = {"httpx2", "msgspec"}
-
-
-@contextmanager
-def _extra() -> Iterator[None]:
-    """Says what to install where it is missing. Imports inside, so that other commands do not pay for them."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in _OF_THE_EXTRA:
-            raise
-        sys.exit(f"segue load needs the package {error.name}: pip install 'segue[load]'")
 
 
 @app.command()
@@ -43,7 +28,7 @@ def run(
     target: TargetOptions, work: WorkloadOptions, loop: LoopOptions, span: SpanOptions, report: ReportOptions
 ) -> None:
     """Any workload, in an open loop (--rate, --trace) or a closed one (--users)."""
-    with _extra():
+    with extra_load():
         from segue_client.cli import load_commands  # noqa: PLC0415
     load_commands.run(target, work, loop, span, report)
 
@@ -52,7 +37,7 @@ def run(
 @grouped
 def context(target: TargetOptions, grid: ContextOptions, report: ReportOptions) -> None:
     """A next turn against the length of its history: warm, restored and recomputed."""
-    with _extra():
+    with extra_load():
         from segue_client.cli import load_commands  # noqa: PLC0415
     load_commands.context(target, grid, report)
 
@@ -63,7 +48,7 @@ def concurrency(
     target: TargetOptions, work: WorkloadOptions, streams: StreamsOptions, span: SpanOptions, report: ReportOptions
 ) -> None:
     """Throughput and latencies against the number of streams."""
-    with _extra():
+    with extra_load():
         from segue_client.cli import load_commands  # noqa: PLC0415
     load_commands.concurrency(target, work, streams, span, report)
 
@@ -72,7 +57,7 @@ def concurrency(
 @grouped
 def mixed(target: TargetOptions, mix: MixOptions, span: SpanOptions, report: ReportOptions) -> None:
     """What long prompts do to streams that run: the streams alone, then with long prompts among them."""
-    with _extra():
+    with extra_load():
         from segue_client.cli import load_commands  # noqa: PLC0415
     load_commands.mixed(target, mix, span, report)
 
@@ -83,6 +68,10 @@ def sweep(
     target: TargetOptions, work: WorkloadOptions, search: SweepOptions, span: SpanOptions, report: ReportOptions
 ) -> None:
     """The highest rate of arrivals at which the objectives are kept: goodput."""
-    with _extra():
+    with extra_load():
         from segue_client.cli import load_commands  # noqa: PLC0415
     load_commands.sweep(target, work, search, span, report)
+
+
+app.command()(report)
+app.command()(compare)

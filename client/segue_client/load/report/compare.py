@@ -169,7 +169,9 @@ def _check_same_work(before: Results, after: Results, force: bool) -> None:
     described = [{"experiment": r.experiment.value, **r.metadata.workload} for r in (before, after)]
     differing = [f"{name}: {old} and {new}" for name, old, new in _unequal(*described)]
     if differing and not force:
-        raise ComparisonError("the workloads are not the same: " + "; ".join(differing))
+        raise ComparisonError(
+            f"the workloads are not the same: {'; '.join(differing)}. --force compares them all the same"
+        )
 
 
 def _unequal(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
