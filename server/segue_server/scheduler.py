@@ -5,7 +5,6 @@ give way when the pool is short, and what is the batch. A waiting turn holds no 
 hold-and-wait; the oldest turn of the highest priority never gives way, so something always moves on.
 """
 
-from array import array
 from bisect import insort_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -140,17 +139,13 @@ class Scheduler:
 
     def rewind(self, sequence: Sequence, position: int) -> None:
         """Cut the ledger back to `position`. Pages that others own are left to them."""
-        before = sequence.tokens[: sequence.cache.computed]
         sequence.truncate(position)
         self.tiers.truncate(sequence.session_id, position)
-        self._let_go(sequence, before)
 
     def slide(self, sequence: Sequence, keep: int, drop: int) -> None:
         """Drop `drop` tokens after the first `keep`; a turn in flight moves with them."""
-        before = sequence.tokens[: sequence.cache.computed]
         sequence.slide(keep, drop)
         self.tiers.truncate(sequence.session_id, keep)
-        self._let_go(sequence, before)
         if (turn := sequence.turn) is not None:
             turn.start, turn.prompt_end = max(keep, turn.start - drop), max(keep, turn.prompt_end - drop)
 
@@ -167,10 +162,7 @@ class Scheduler:
 
         What the prefix index knows of it stays there until it is evicted.
         """
-        before = sequence.tokens[: sequence.cache.computed]
-        freed = sequence.cache.evict(len(sequence.cache.pages) if pages is None else pages)
-        self._let_go(sequence, before)
-        return freed
+        return sequence.cache.evict(len(sequence.cache.pages) if pages is None else pages)
 
     def index(self, sequence: Sequence) -> None:
         """Make the whole pages of a sequence known to others of its salt."""
@@ -194,10 +186,6 @@ class Scheduler:
         """Pages of a sequence that other sequences hold too. A reader: safe from any thread."""
         pages = list(sequence.cache.pages)
         return sum(self.pool.references(page) > 1 + (page in self.prefixes) for page in pages)
-
-    def _let_go(self, sequence: Sequence, tokens: "array[int]") -> None:
-        if sequence.salt is not None:
-            self.prefixes.released(sequence.salt, tokens)
 
     # Turns
 
@@ -309,9 +297,7 @@ class Scheduler:
 
     def rewind_pages(self, sequence: Sequence) -> None:
         """Give up a partly filled last page: what is restored begins with a page, and it holds those tokens too."""
-        before = sequence.tokens[: sequence.cache.computed]
         sequence.cache.rewind(sequence.cache.computed // PAGE_TOKENS * PAGE_TOKENS)
-        self._let_go(sequence, before)
 
     def _restore(self, plan: Plan, now: float) -> None:
         """The next segments of running turns that can be had now; the disk is asked for what comes after them."""
@@ -540,6 +526,7 @@ class Scheduler:
         """Every page has the owners its count says, every turn is in one place. Raises AssertionError."""
         owners = [s.cache.pages for s in self.sequences.values()] + [spare.pages for spare in self.spares]
         self.pool.check_integrity([*owners, self.prefixes.owned()])
+        self.prefixes.check_integrity()
         self.tiers.check_integrity()
         for sequence in self.sequences.values():
             places = (sequence in self.running) + (sequence in self.waiting)
@@ -547,7 +534,8 @@ class Scheduler:
                 raise AssertionError(f"session {sequence.session_id}: in {places} places, turn {sequence.turn}")
             if sequence.turn and sequence.turn.restore_planned:
                 raise AssertionError(f"session {sequence.session_id}: a restore was planned and not made")
-            if not sequence.cache.computed <= min(len(sequence.tokens), len(sequence.cache.pages) * PAGE_TOKENS):
+            sequence.cache.check_integrity(idle=sequence.turn is None)
+            if sequence.cache.computed > len(sequence.tokens):
                 raise AssertionError(f"session {sequence.session_id}: computed {sequence.cache.computed} is too far")
 
 

@@ -13,6 +13,7 @@ other owners) that name it. `check_integrity` runs it against the owners themsel
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NewType
 
 PageId = NewType("PageId", int)
@@ -31,6 +32,7 @@ class PagePool:
         self.num_pages = num_pages
         self._references = [0] * num_pages
         self._withheld = 0
+        self._singled: set[PageId] = set()
         self._free = [PageId(p) for p in range(num_pages - 1, -1, -1)]  # a stack: the last released is the first reused
 
     @property
@@ -84,7 +86,18 @@ class PagePool:
             if not self._references[page]:
                 self._free.append(page)
                 freed += 1
+            elif self._references[page] == 1:
+                self._singled.add(page)
         return freed
+
+    @property
+    def singled(self) -> AbstractSet[PageId]:
+        """Pages that came down to one owner since `take_singled`; some may have been shared or taken again."""
+        return self._singled
+
+    def take_singled(self) -> set[PageId]:
+        singled, self._singled = self._singled, set()
+        return singled
 
     def check_integrity(self, owners: Iterable[Sequence[PageId]]) -> None:
         """Compare the counts with the page tables of all owners. Raises AssertionError naming the first page off."""
@@ -94,3 +107,5 @@ class PagePool:
                 raise AssertionError(f"page {page}: {references} references, {counted[PageId(page)]} owners")
         if sorted(self._free) != [page for page, n in enumerate(self._references) if not n]:
             raise AssertionError("the free list and the reference counts disagree")
+        if self.held > self.capacity:
+            raise AssertionError(f"{self.held} pages are held, and {self.capacity} may be")

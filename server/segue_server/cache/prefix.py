@@ -80,7 +80,7 @@ class PrefixIndex:
         self._roots: dict[str, dict[PageTokens, Node]] = {}
         self._idle: list[tuple[float, int, Node]] = []  # a heap of nodes that may be evictable; looked at again on use
         self._ticket = 0  # breaks ties in the heap
-        self._owned: set[PageId] = set()
+        self._by_page: dict[PageId, Node] = {}
         self._changes: list[Change] = []
 
     def take_changes(self) -> list[Change]:
@@ -90,7 +90,7 @@ class PrefixIndex:
 
     def __contains__(self, page: PageId) -> bool:
         """Is the index one of the owners of `page`?"""
-        return page in self._owned
+        return page in self._by_page
 
     def match(self, salt: str, tokens: Sequence[int], now: float | None) -> list[PageId]:
         """Pages that hold the longest known prefix of `tokens`, whole pages only. Share them before anything else.
@@ -118,28 +118,14 @@ class PrefixIndex:
         for key, page in zip(_pages_of(tokens), pages, strict=False):
             node = siblings.get(key)
             if node is None:
-                if page in self._owned:
+                if page in self._by_page:
                     break  # of a fork with a salt of its own: known under its parent's
                 node = siblings[key] = Node(page, key, parent, salt, now)
                 self._pool.share([page])
-                self._owned.add(page)
+                self._by_page[page] = node
                 self._changes.append(stored(node))
             node.last_used = now
             parent, siblings = node, node.children
-        if parent is not None:
-            self._consider(parent)
-
-    def released(self, salt: str, tokens: Sequence[int]) -> None:
-        """A session has let go of the pages of `tokens`: what it leaves behind may be evictable now."""
-        siblings = self._roots.get(salt, {})
-        last: Node | None = None
-        for key in _pages_of(tokens):
-            node = siblings.get(key)
-            if node is None:
-                break
-            last, siblings = node, node.children
-        if last is not None:
-            self._consider(last)
 
     def evict_subtree(self) -> bool:
         """Drop a page that only the index holds though others follow it, and what is known of those. False: none."""
@@ -196,7 +182,7 @@ class PrefixIndex:
             for node in list(self._roots.get(root, {}).values()):
                 for member in reversed(list(_subtree(node))):
                     self._drop(member)
-        if not self._owned:
+        if not self._by_page:
             self._changes.append(Cleared())
         return self._pool.free - before
 
@@ -208,10 +194,17 @@ class PrefixIndex:
                 self._drop(node)
         return self._pool.free - before
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError: a page that could be evicted has been forgotten, and would be kept for ever."""
+        looked_at = self._pool.singled | {node.page for *_, node in self._idle if node.alive}
+        for node in self._nodes():
+            if not node.children and self._pool.references(node.page) == 1 and node.page not in looked_at:
+                raise AssertionError(f"page {node.page} is held by the index alone, and will not be looked at")
+
     def owned(self) -> list[PageId]:
         """Every page the index is an owner of, for the integrity check."""
         pages = [node.page for node in self._nodes()]
-        if set(pages) != self._owned or len(pages) != len(self._owned):
+        if set(pages) != self._by_page.keys() or len(pages) != len(self._by_page):
             raise AssertionError("the tree of prefixes and the set of their pages disagree")
         return pages
 
@@ -226,14 +219,14 @@ class PrefixIndex:
             del self._roots[node.salt]
         node.alive = False
         self._changes.append(Removed(node.hash))
-        self._owned.remove(node.page)
+        del self._by_page[node.page]
         self._pool.release([node.page])
 
     def _consider(self, node: Node) -> None:
         """Put a node where `_peek` will look at it."""
         self._ticket += 1
         heappush(self._idle, (node.last_used, self._ticket, node))
-        if len(self._idle) > 64 + 4 * len(self._owned):
+        if len(self._idle) > 64 + 4 * len(self._by_page):
             self._compact()
 
     def _compact(self) -> None:
@@ -245,10 +238,13 @@ class PrefixIndex:
 
     def _peek(self) -> Node | None:
         """The evictable node that was used longest ago; entries that no longer are what they were are put right."""
+        for page in self._pool.take_singled():
+            if (node := self._by_page.get(page)) and not node.children:
+                self._consider(node)
         while self._idle:
             used, _, node = self._idle[0]
             if not node.alive or node.children or self._pool.references(node.page) != 1:
-                heappop(self._idle)  # comes back by `released`, `insert` or the drop of its last child
+                heappop(self._idle)  # comes back when its last child or its last other owner goes
             elif node.last_used != used:
                 heappop(self._idle)
                 self._consider(node)

@@ -107,3 +107,11 @@ class SessionCache:
         keep = max(0, len(self.pages) - pages)
         self.computed = min(self.computed, keep * PAGE_TOKENS)
         return self.trim()
+
+    def check_integrity(self, *, idle: bool) -> None:
+        """Raises AssertionError: a page is in the table twice, one is missing, or, when idle, one is too many."""
+        if len(set(self.pages)) != len(self.pages):
+            raise AssertionError(f"a page is twice in {self.pages}")
+        needed = pages_for(self.computed)
+        if len(self.pages) < needed or (idle and len(self.pages) > needed):
+            raise AssertionError(f"{len(self.pages)} pages for {self.computed} positions")

@@ -14,7 +14,7 @@ Invariant: the bytes of each tier are the sum over its segments, at most its bud
 each owner names it in exactly one slot. `check_integrity` runs it.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -374,22 +374,31 @@ class Tiers:
 
     def check_integrity(self) -> None:
         """Raises AssertionError naming what is off."""
+        named = self._owners_by_slot()
         for tier, use in self.use.items():
             if use.used != sum(s.size for s in use.segments.values()) or use.used > use.budget:
                 raise AssertionError(f"{tier.name}: {use.used} bytes of {use.budget}, by its segments otherwise")
             if use.tokens != sum(s.tokens for s in use.segments.values()):
                 raise AssertionError(f"{tier.name}: {use.tokens} tokens, by its segments otherwise")
             for segment in use.segments.values():
-                named = {owner for owner, slots in self._slots.items() if _names(slots, segment, self.segment_tokens)}
-                if segment.tier is not tier or not named or named != segment.owners:
-                    raise AssertionError(f"segment {segment.key}: owners {segment.owners}, named by {named}")
-        for owner, slots in self._slots.items():
-            for slot in slots.values():
-                if not 0 < slot.tokens <= slot.segment.tokens or self._find(slot.segment.key) is not slot.segment:
-                    raise AssertionError(f"session {owner}: a slot at {slot.segment.start} is not what it says")
+                owners = named.get(segment.key)
+                if segment.tier is not tier or not owners or owners != segment.owners:
+                    raise AssertionError(f"segment {segment.key}: owners {segment.owners}, named by {owners}")
         staged = sum(s.size for s in self.use[Tier.DISK].segments.values() if s.asked)
         if staged != self._staged:
             raise AssertionError(f"{self._staged} bytes are read ahead, by their segments {staged}")
+
+    def _owners_by_slot(self) -> dict[SegmentKey, set[str]]:
+        """Who names each segment. Raises AssertionError for a slot that is not what it says."""
+        named: defaultdict[SegmentKey, set[str]] = defaultdict(set)
+        for owner, slots in self._slots.items():
+            for number, slot in slots.items():
+                segment = slot.segment
+                in_place = number * self.segment_tokens == segment.start and self._find(segment.key) is segment
+                if not in_place or not 0 < slot.tokens <= segment.tokens:
+                    raise AssertionError(f"session {owner}: a slot at {segment.start} is not what it says")
+                named[segment.key].add(owner)
+        return named
 
     # Room
 
@@ -475,8 +484,3 @@ class Tiers:
         """Where the write of a new segment belongs: before it is demoted, if that has been ordered already."""
         last = len(self._orders)
         return last - 1 if last and self._orders[-1] == Demote(segment.key) else last
-
-
-def _names(slots: dict[int, Slot], segment: Segment, segment_tokens: int) -> bool:
-    slot = slots.get(segment.start // segment_tokens)
-    return slot is not None and slot.segment is segment
