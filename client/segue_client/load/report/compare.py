@@ -6,7 +6,7 @@ to the next, nor what else the machine did: for that, run each side more than on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -152,7 +152,7 @@ def compare(before: Results, after: Results, precision: Precision, *, force: boo
     old, new = ({part.name: part for whole in points(r) for part in [whole, *by_group(whole)]} for r in (before, after))
     shared = [name for name in old if name in new]
     if not shared:
-        raise ComparisonError("no point of the two has the same label: " + "; ".join([*old, *new]))
+        raise ComparisonError(f"they share no point; the one has {_listed(old)}, the other {_listed(new)}")
     rng = np.random.default_rng(precision.seed)
     both_sweep = before.experiment is after.experiment is Experiment.SWEEP
     return Comparison(
@@ -163,6 +163,10 @@ def compare(before: Results, after: Results, precision: Precision, *, force: boo
         (_goodput(before), _goodput(after)) if both_sweep else None,
         precision.confidence,
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "; ".join(names) or "none"
 
 
 def _check_same_work(before: Results, after: Results, force: bool) -> None:

@@ -16,21 +16,23 @@ DOTS_A_POINT = 2_000
 
 
 def mixed_section(of: Sequence[Part]) -> Section:
-    alone, *mixed = of
     table = Table(
         "Streams, and long prompts among them",
         ("", "gaps", "gap p50", "p90", "p95", "p99", "max", "long prompts", "their TTFT p50", "their TTFT p99"),
         tuple(_mixed_row(part) for part in of),
     )
-    before = _group(alone, STREAM).inter_token
-    after = _group(mixed[-1], STREAM).inter_token if mixed else None
-    statement = ""
-    if before and after and before.p99 > 0:
-        statement = (
-            f"With long prompts among them, the p99 of the streams' inter-token latency is {duration(after.p99)} "
-            f"instead of {duration(before.p99)} ({change(after.p99 / before.p99)})."
-        )
-    return Section("What long prompts do to running streams", (table,), (_gaps(of, table),), statement=statement)
+    return Section("What long prompts do to running streams", (table,), (_gaps(of, table),), statement=_answer(of))
+
+
+def _answer(of: Sequence[Part]) -> str:
+    """What the last point's long prompts did to streams that the first point had alone."""
+    before, after = (_group(part, STREAM).inter_token for part in (of[0], of[-1])) if len(of) > 1 else (None, None)
+    if before is None or after is None or before.p99 <= 0:
+        return ""
+    return (
+        f"With long prompts among them, the p99 of the streams' inter-token latency is {duration(after.p99)} "
+        f"instead of {duration(before.p99)} ({change(after.p99 / before.p99)})."
+    )
 
 
 def _group(part: Part, group: str) -> Summary:
