@@ -21,7 +21,7 @@ class ReadyWait:
         self._target = target
         self._timeout = timeout
         self._end = time.monotonic() + timeout
-        self._last = "no answer"
+        self._last = ""
 
     def call(self) -> Call[StringValue, Int32Value]:
         """The next check."""
@@ -33,8 +33,9 @@ class ReadyWait:
         return answer.value == calls.SERVING
 
     def failed(self, error: SegueError) -> None:
-        """Takes a failure."""
-        self._last = str(error)
+        """Takes a failure. That a check found no time tells less than what was heard before."""
+        if not (self._last and isinstance(error, DeadlineExceeded)):
+            self._last = str(error)
 
     def pause(self) -> float:
         """Seconds to sleep before the next check.

@@ -487,7 +487,7 @@ def test_the_wait_speaks_the_health_protocol(server):
     real.start()
     with Client(f"127.0.0.1:{port}") as client:
         with pytest.raises(DeadlineExceeded, match="NOT_FOUND"):
-            client.wait_ready(timeout=0.1)
+            client.wait_ready(timeout=0.5)
         servicer.set("segue.v1.GenerationService", 1)
         client.wait_ready(timeout=1)
     real.stop(None).wait()

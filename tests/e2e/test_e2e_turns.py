@@ -221,7 +221,7 @@ def test_coalescing_changes_the_events_and_not_the_answer(client):
     options = {"text": "The three primary colours are", **GREEDY, "max_tokens": 24, "ignore_eos": True}
     plain = client.stream(**options)
     single = [event for event in plain.events() if hasattr(event, "token_ids")]
-    together = client.stream(**options, max_tokens_per_event=8, max_event_delay=5)
+    together = client.stream(**options, max_tokens_per_event=8, max_event_delay=10)
     joined = [event for event in together.events() if hasattr(event, "token_ids")]
     assert len(single) == 24
     assert [len(event.token_ids) for event in joined] == [8, 8, 8]

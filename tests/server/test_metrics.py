@@ -81,6 +81,7 @@ async def test_counters_and_gauges_tell_what_happened(tmp_path: Path) -> None:
 async def test_kv_bytes_add_up_at_every_moment_and_nothing_is_active_when_idle(tmp_path: Path) -> None:
     async with serving(tmp_path, pages=24, max_running=3, step_tokens=32, max_context_tokens=300) as bench:
         scrape = Scraper(bench)
+        bench.runner.before_step = lambda: time.sleep(0.002)  # so that turns are seen while they run
         policies = list(CommitPolicy)
         pool = bench.engine.scheduler.pool
         for n in range(4):
