@@ -35,8 +35,8 @@ demo: $(RUNTIME) ## Start a server, talk to it, and show what a session saves
 serve: $(RUNTIME) ## Run the server; MODEL=path (default: the packaged SmolLM2), PORT=50051, ARGS="..."
 	$(BIN)/segue-server $(if $(MODEL),--model $(MODEL)) --port $(PORT) $(ARGS)
 
-test: $(DEV) ## Run the tests; ARGS="-k name -x"
-	$(BIN)/python -m pytest $(ARGS)
+test: $(DEV) ## Run the tests in two processes; ARGS="-k name -x", ARGS="-n 0 -s" to see their figures
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 soak: $(DEV) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak -s $(ARGS)
