@@ -169,12 +169,11 @@ class Measurement:
 
     def _results(self, driver: Driver) -> Results:
         metadata = describe(sys.argv, self._seed, self._started, driver.target.info, self._workload)
-        requests = tuple(request for request in driver.requests if request.point < len(driver.points))
         return Results(
             experiment=self._experiment,
             metadata=metadata,
             points=tuple(driver.points),
-            requests=requests,
+            requests=tuple(driver.requests),
             notes=tuple(driver.notes),
         )
 

@@ -100,12 +100,19 @@ class Driver:
 
     @asynccontextmanager
     async def point(self, template: Point, span: Span) -> AsyncIterator[Phase]:
-        """A point for as long as the block lasts; `template` says what is varied, the rest is filled in here."""
+        """A point for as long as the block lasts; `template` says what is varied, the rest is filled in here.
+
+        Left by an error, it leaves no trace.
+        """
         self._listener.point_started(template.label)
         phase = Phase(len(self.points), span, self.clock.now())
         first = len(self.requests)
         async with SelfWatch() as watch:
-            yield phase
+            try:
+                yield phase
+            except BaseException:
+                del self.requests[first:]
+                raise
         mine = [request for request in self.requests[first:] if not request.warm_up]
         point = replace(
             template,

@@ -157,6 +157,8 @@ async def _one_history(
                 await _next_turns(driver, grid, conversation, history, mode)
             except Unsupported as error:
                 unsupported[mode] = f"{mode} was left out: {error}"
+            except TargetError as error:
+                driver.notes.append(f"history {history:,}, {mode}, was left out: {error}")
 
 
 def _modes(grid: ContextGrid, history: int) -> Sequence[ContextKind]:

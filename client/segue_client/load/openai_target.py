@@ -120,9 +120,8 @@ async def _model(client: httpx2.AsyncClient, wanted: str) -> _Model:
         raise TargetError(f"GET /models answered with something else than a list of models: {error}") from None
     found = next((model for model in models if wanted in ("", model.id)), None)
     if found is None:
-        raise TargetError(
-            f"there is no model {wanted!r}; there are {', '.join(model.id for model in models) or 'none'}"
-        )
+        known = ", ".join(model.id for model in models) or "none"
+        raise TargetError(f"there is no model {wanted!r}; the server has {known}")
     return found
 
 

@@ -22,6 +22,7 @@ from segue_client.options import CacheTierName, InputOptions, TurnOptions
 from segue_client.session import AsyncSession
 from segue_client.turn import AsyncTurn
 
+CONNECT_TIMEOUT = 10.0  # seconds
 _NO_RETRIES = (("grpc.enable_retries", 0),)
 _REFUSALS = (ResourceExhausted, Loading, Draining)
 
@@ -34,7 +35,7 @@ async def connected(address: str, settings: Settings, clock: Clock) -> AsyncIter
         SegueError: it does not answer.
     """
     async with AsyncClient(address, channel_options=_NO_RETRIES) as client:
-        await client.wait_ready()
+        await client.wait_ready(CONNECT_TIMEOUT)
         model, server = await client.model_info(), await client.server_info()
         info = TargetInfo(
             kind=TargetKind.SEGUE,

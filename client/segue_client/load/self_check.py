@@ -12,7 +12,7 @@ from segue_client.load.summary import Spread, first_token_times, inter_token_tim
 
 BEAT = 0.01  # seconds between two looks at the event loop
 BUSY = 0.85  # of a core, above which queues build up in the tester
-NOTICEABLE = 0.1  # of a latency's p99
+NOTICEABLE = 0.2  # of a latency's p99
 TIMER = 0.002  # seconds; the event loop's timers are no finer, so that less says nothing
 
 
