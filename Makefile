@@ -23,7 +23,7 @@ DEV     := $(VENV)/.dev-installed
 PROTOS  := $(wildcard protos/segue/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test soak lint format type protos check-protos build bench clean
+.PHONY: help demo serve monitor tools test soak lint format type protos check-protos build bench clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -35,7 +35,13 @@ demo: $(RUNTIME) ## Start a server, talk to it, and show what a session saves
 serve: $(RUNTIME) ## Run the server; MODEL=path (default: the packaged SmolLM2), PORT=50051, ARGS="..."
 	$(BIN)/segue-server $(if $(MODEL),--model $(MODEL)) --port $(PORT) $(ARGS)
 
-test: $(DEV) ## Run the tests in two processes; ARGS="-k name -x", ARGS="-n 0 -s" to see their figures
+monitor: $(BIN)/python ## Watch a server on this machine with Prometheus; ARGS="--target host:port --port 9090"
+	@$(BIN)/python deploy/monitor.py $(ARGS)
+
+tools: ## Install what some tests compare with (prometheus, nginx, g++), where that may be done
+	@.ci/tools || echo "Installing test tools failed: the tests that need them skip." >&2
+
+test: $(DEV) tools ## Run the tests in two processes; ARGS="-k name -x", ARGS="-n 0 -s" to see their figures
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 soak: $(DEV) ## Run the tests that take minutes
