@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -37,6 +38,9 @@ from segue_client.load.report.sections import sections
 from segue_client.load.report.terminal import console, show
 from segue_client.load.results import Experiment, Outcome, Results
 from segue_client.load.target import Clock, Settings, Target, TargetError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 OPENAI = "openai="
 
@@ -105,10 +109,13 @@ def _seed(report: ReportOptions) -> int:
     return random.SystemRandom().randrange(1 << 31) if report.seed is None else report.seed
 
 
-def _words(*groups: object) -> dict[str, str]:
+def _words(*groups: DataclassInstance) -> dict[str, str]:
     """The options as they were given, for the records."""
-    given = {name: value for group in groups for name, value in asdict(group).items()}  # type: ignore[call-overload]
+    given = {name: value for group in groups for name, value in asdict(group).items()}
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+_WHO_IS_ASKED = {"target", "model"}  # the records tell them apart from what is asked: two servers can be compared
 
 
 class Measurement:
@@ -126,7 +133,8 @@ class Measurement:
         self._target = target
         self._settings = settings
         self._seed = seed
-        self._workload = {**_words(target), **workload}
+        how_asked = {name: word for name, word in _words(target).items() if name not in _WHO_IS_ASKED}
+        self._workload = {**how_asked, **workload}
         self._started = datetime.now(UTC)
         self._clock = Clock()
 
@@ -159,7 +167,7 @@ class Measurement:
             async with segue_target.connected(address, self._settings, self._clock) as segue:
                 yield segue
             return
-        from segue_client.load import openai_target  # noqa: PLC0415  a second of imports that only this target needs
+        from segue_client.load import openai_target  # noqa: PLC0415  only this target needs httpx2
 
         endpoint = openai_target.Endpoint(
             url=address.removeprefix(OPENAI), model=self._target.model, api_key=environ.get("OPENAI_API_KEY", "")
