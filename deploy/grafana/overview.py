@@ -220,7 +220,7 @@ ENGINE = Row(
             title="Turns paused by slow readers",
             text=(
                 "How many, on average, stood still because nobody read what they had said. They keep their place and "
-                "their cache."
+                "their cache. A pause counts when it ends."
             ),
             unit=COUNT,
             queries=[Query(rate("stream_blocked_seconds_total"), "paused")],

@@ -215,7 +215,7 @@ def board(uid: str, title: str, description: str, rows: Iterable[Row]) -> Json:
         "time": {"from": "now-15m", "to": "now"},
         "timezone": "",
         "graphTooltip": 1,  # one crosshair for all panels
-        "links": [{"type": "dashboards", "tags": ["segue"], "title": "Segue", "asDropdown": False, "keepTime": True}],
+        "links": [_link_to_the_others()],
         "annotations": {"list": [_firing_alerts()]},
         "templating": {"list": [_variable("model", ""), _variable("instance", '{model=~"$model"}')]},
         "panels": list(_laid_out(rows)),
@@ -253,6 +253,13 @@ def _variable(label: str, narrowed: str) -> Json:
         "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
     }
+
+
+def _link_to_the_others() -> Json:
+    """Boards of the same tag, opened at the same time and with the same choices."""
+    choices = {"keepTime": True, "includeVars": True, "asDropdown": False, "targetBlank": False}
+    link = {"type": "dashboards", "tags": ["segue"], "title": "Segue", "icon": "external link", "url": ""}
+    return {**link, **choices}
 
 
 def _firing_alerts() -> Json:

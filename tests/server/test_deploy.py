@@ -51,6 +51,15 @@ def test_compose_mounts_files_that_exist_and_volumes_that_are_declared() -> None
         assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
 
 
+def test_compose_finds_nothing_wrong_with_its_file() -> None:
+    program = shutil.which("docker-compose")
+    if program is None:
+        pytest.skip("docker-compose (Debian package: docker-compose) is not installed")
+    command = [program, "--file", str(ROOT / "docker-compose.yml"), "config", "--quiet"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
 def test_compose_publishes_every_port_on_loopback_only() -> None:
     published = [port for service in SERVICES.values() for port in service["ports"]]
     assert published
