@@ -1,0 +1,172 @@
+"""The first screen: head lines, sparklines, cache, and the table of sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from segue_client.top import panels
+from segue_client.top.history import History
+from segue_client.top.slots import Head, Slots
+from segue_client.top.snapshot import SessionRow, Snapshot
+from segue_client.top.table import Column, Order, cell, columns_for, heading, matching
+
+_MOST_COLUMNS = 9  # that have a digit to sort by them
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the app knows at this moment."""
+
+    target: str
+    interval: float
+    snapshot: Snapshot | None = None
+    history: History = field(default_factory=History)
+    trouble: str = ""  # why there is nothing newer
+    paused: bool = False
+
+
+class SessionsTable(Slots):
+    """`Slots` whose footer tells what Enter does."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Turns")]
+
+
+class SessionsScreen(Screen[None]):
+    """What the server does, and its sessions."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort(1)", "Sort"),
+        Binding("S", "sort(-1)", "Sort back", show=False),
+        Binding("r", "turn_round", "Reverse"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("escape", "unfilter", "No filter", show=False),
+        *(Binding(str(digit), f"sort_by({digit})", show=False) for digit in range(1, _MOST_COLUMNS + 1)),
+    ]
+
+    class Chosen(Message):
+        """A session whose turns are to be shown."""
+
+        def __init__(self, session_id: str) -> None:
+            super().__init__()
+            self.session_id = session_id
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+        self._order = Order()
+        self._pattern = ""
+
+    def compose(self) -> ComposeResult:
+        """The lines, from above."""
+        yield Static(id="title")
+        yield Static(id="activity")
+        yield Static(id="trouble", markup=False)
+        yield Static(id="rates")
+        yield Static(id="cache")
+        with Horizontal(id="filter"):
+            yield Static("filter ", id="filter-label")
+            yield Input(placeholder="words found in id, state, tier, name or label", compact=True)
+        yield SessionsTable()
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Keys go to the table."""
+        self.query_one(Slots).focus()
+
+    def on_resize(self) -> None:
+        """Columns, bars and sparklines fit the width."""
+        self._draw()
+
+    def show(self, view: View) -> None:
+        """Takes what is known from now on."""
+        self._view = view
+        self._draw()
+
+    def _draw(self) -> None:
+        view, width = self._view, self.size.width
+        if not width:
+            return
+        self._put("title", panels.title(view.snapshot, view.target, width))
+        self._put("activity", panels.activity(view.snapshot, view.interval, view.paused))
+        self._put("trouble", Text(view.trouble))
+        self.query_one("#trouble").display = bool(view.trouble)
+        self._put("rates", panels.rates(view.snapshot, view.history, width - 1))
+        if view.snapshot:
+            self._put("cache", panels.cache(view.snapshot.tiers, view.snapshot.note, width - 1))
+        self.query_one("#filter").display = bool(self._pattern) or self.query_one(Input).has_focus
+        self._draw_table(columns_for(width - 1))
+
+    def _put(self, name: str, text: Text) -> None:
+        self.query_one(f"#{name}", Static).update(text)
+
+    def _draw_table(self, columns: list[Column]) -> None:
+        sessions = self._view.snapshot.sessions if self._view.snapshot else ()
+        rows = self._order.sort(matching(sessions, self._pattern))
+        heads = [Head(heading(column, self._order), column.width) for column in columns]
+        self.query_one(Slots).show(heads, [(row.session_id, _cells(columns, row)) for row in rows])
+
+    # ------------------------------------------------------------------------------------------------------- keys
+
+    @on(DataTable.RowSelected)
+    def _open(self) -> None:
+        chosen = self.query_one(Slots).chosen
+        if chosen is not None:
+            self.post_message(self.Chosen(chosen))
+
+    def action_sort(self, steps: int) -> None:
+        """By the next column, or the one before."""
+        self._sort(self._order.moved(steps, columns_for(self.size.width - 1)))
+
+    def action_sort_by(self, number: int) -> None:
+        """By the column of that number; again: the other way round."""
+        columns = columns_for(self.size.width - 1)
+        if number <= len(columns):
+            self._sort(self._order.by(columns[number - 1].key))
+
+    @on(DataTable.HeaderSelected)
+    def _sort_by_header(self, event: DataTable.HeaderSelected) -> None:
+        self.action_sort_by(event.column_index + 1)
+
+    def action_turn_round(self) -> None:
+        """The other way round."""
+        self._sort(self._order.turned())
+
+    def _sort(self, order: Order) -> None:
+        self._order = order
+        self._draw()
+
+    def action_filter(self) -> None:
+        """Asks for words."""
+        self.query_one("#filter").display = True
+        self.query_one(Input).focus()
+
+    def action_unfilter(self) -> None:
+        """All sessions again."""
+        self.query_one(Input).value = self._pattern = ""
+        self.query_one(Slots).focus()
+        self._draw()
+
+    @on(Input.Changed)
+    def _filter_by(self, event: Input.Changed) -> None:
+        self._pattern = event.value
+        self._draw()
+
+    @on(Input.Submitted)
+    def _leave_filter(self) -> None:
+        self.query_one(Slots).focus()
+        self.call_after_refresh(self._draw)
+
+
+def _cells(columns: list[Column], row: SessionRow) -> list[Text]:
+    styles = {"state": panels.STATES.get(row.state, ""), "id": "bold"}
+    return [Text(cell(column, row), styles.get(column.key, "")) for column in columns]
