@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -14,8 +13,7 @@ from segue_server.config import ConfigError, add_options, from_arguments
 from segue_server.errors import SegueError
 from segue_server.health_check import check
 from segue_server.ledger.schema import LedgerError
-
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from segue_server.logs import set_up
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -28,7 +26,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return build_kernels(arguments.isa)
     try:
         config = from_arguments(arguments)
-        logging.basicConfig(level=config.log_level.upper(), format=_LOG_FORMAT)
+        set_up(config.log_level, config.log_format)
         return asyncio.run(run(config))
     except (ConfigError, CheckpointError, LedgerError, NativeUnavailable, SegueError, OSError, ValueError) as error:
         sys.stderr.write(f"segue-server: {error}\n")

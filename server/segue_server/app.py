@@ -36,6 +36,7 @@ from segue_server.runners import make_runner
 from segue_server.served import ServedModel
 from segue_server.service import Service
 from segue_server.stats import CallStats
+from segue_server.turn_log import TurnLog, totals
 from segue_server.views import Limits
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,13 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
     gate = LedgerGate(store, journal, revoke=engine.revoke) if store and journal else None
     thread = EngineThread(engine, on_crash=lambda _: crashed.set(), ledger=gate)
     service = Service(
-        served, thread, limits, version=version("segue"), build=runner.name, queue_timeout=config.queue_timeout
+        served,
+        thread,
+        limits,
+        version=version("segue"),
+        build=runner.name,
+        queue_timeout=config.queue_timeout,
+        observers=[TurnLog(prompts=config.log_prompts)],
     )
     if store:
         log.info("ledger %s: %d sessions", store.path, service.restore(store.recover(), store.tombstones()))
@@ -168,6 +175,7 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
         finally:
             health.drain()
             await service.drain(config.drain_grace)
+            log.info("drained", extra=totals(engine))
             health.close()
             operators.events.close(Draining("the server is shutting down"))
             await server.stop(1.0)
@@ -189,6 +197,8 @@ async def run(config: ServerConfig) -> int:
         log.info("serving %s on %s:%d", model.model_id, config.host, ports.grpc)
         log.info("metrics on http://%s:%d/metrics", config.metrics_host, ports.metrics)
         log.info("admin on 127.0.0.1:%d", ports.admin)
+        if config.log_prompts:
+            log.warning("prompts and answers are written to this log: --log-prompts")
         log.info("runner %s, KV pool %.0f MiB", running.service.server_info().build, kv / 2**20)
         waits = [asyncio.create_task(event.wait()) for event in (stop, running.crashed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -50,6 +50,8 @@ class ServerConfig:
     slow_reader_limit: float = 30.0
     drain_grace: float = 20.0
     log_level: str = "info"
+    log_format: Literal["console", "json"] = "console"
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port", "metrics_port"):
@@ -116,6 +118,8 @@ _HELP = {
     "slow_reader_limit": "seconds a turn may be paused by a reader that does not read",
     "drain_grace": "seconds running turns get after SIGTERM",
     "log_level": "debug, info, warning or error",
+    "log_format": "console: lines for people; json: one object a line",
+    "log_prompts": "write prompts and answers to the log too",
 }
 _ABOVE_ZERO = (
     *("kv_bytes", "max_running", "max_sessions", "prefill_chunk_tokens"),
@@ -131,6 +135,7 @@ _CHOICES = {
     "kv_dtype": ("", "float32", "bfloat16", "int8"),
     "weights": ("auto", "bf16", "int8", "int4"),
     "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("console", "json"),
 }
 
 
@@ -138,6 +143,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """One option per field of ServerConfig."""
     for item in fields(ServerConfig):
         default = item.default
+        if isinstance(default, bool):
+            parser.add_argument(f"--{_option(item.name)}", action="store_true", help=_HELP[item.name])
+            continue
         kind = _KINDS.get(item.name, type(default))
         shown = _HELP[item.name] + ("" if default in (None, ()) else f" (default: {default})")
         choices = _CHOICES.get(item.name)

@@ -564,7 +564,7 @@ class Engine:
         policy = job.spec.commit_policy if started else CommitPolicy.ROLLBACK
         self._leave(job, policy, FinishReason.ERROR, cancelled=True)
         self._accounts.turn_ended(job, FinishReason.ERROR)
-        self._emit(job, Failed(error, len(job.sequence.tokens)))
+        self._emit(job, Failed(error, len(job.sequence.tokens), job.usage, job.timings(self.clock())))
 
     def _leave(self, job: Job, policy: CommitPolicy, reason: FinishReason, *, cancelled: bool) -> None:
         """Take the turn out of the batch and bring the ledger to what its policy says."""

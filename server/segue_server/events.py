@@ -111,6 +111,8 @@ class Failed:
 
     error: SegueError
     position: int
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
 
 
 Event = Queued | Started | Prefill | Tokens | Heartbeat | Finished | Failed

@@ -18,10 +18,12 @@ from segue_server.errors import (
     SessionNotFound,
 )
 from segue_server.events import Finished
+from segue_server.origin import UNKNOWN, Origin
 from segue_server.requests import (
     BusyPolicy,
     CancelCause,
     FinishReason,
+    Input,
     ListSessionsRequest,
     OutputOptions,
     SessionSettings,
@@ -60,6 +62,8 @@ class Claim:
     policy: BusyPolicy
     patience: float  # seconds behind another turn of the session
     detach_grace: float  # seconds the turn goes on without a reader
+    arrival: float = 0.0  # of the call, on the engine's clock
+    origin: Origin = UNKNOWN
 
 
 def turns_slid(turns: Sequence[TurnRecord], keep: int, dropped: int) -> list[TurnRecord]:
@@ -92,6 +96,7 @@ class ActiveTurn:
     stream: TurnStream = field(init=False)
     start: int = 0
     prompt_end: int = 0
+    number: int = 0  # in its session
     preparing: asyncio.Task[None] | None = None  # encodes its input; owned by the turn, not by the call that brought it
     submitted: bool = False  # the engine has it
     started: bool = False
@@ -101,6 +106,7 @@ class ActiveTurn:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     finished: Finished | None = None
     waste_counted: bool = False
+    given: Input = None  # what the caller sent, for as long as the turn is in flight
 
     @property
     def request_id(self) -> str:

@@ -17,11 +17,11 @@ running it again would append its prompt twice. A server that has been started a
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from segue_server.engine_thread import EngineThread
+from segue_server.engine_thread import EngineThread, void
 from segue_server.errors import (
     KvBudgetImpossible,
     QueueFull,
@@ -33,6 +33,7 @@ from segue_server.errors import (
 )
 from segue_server.events import Event, Failed, Finished, Started, Tokens
 from segue_server.recent import RecentTurns
+from segue_server.reports import TurnObserver, report_of
 from segue_server.requests import AppendRequest, BusyPolicy, CancelCause, CommitPolicy, FinishReason, GenerateRequest
 from segue_server.sessions import ActiveTurn, Claim, Session, TurnRecord, turns_slid
 from segue_server.stats import ServiceStats
@@ -57,14 +58,19 @@ class Turns:
         max_queued: int,
         on_start: Callable[[Session], None],
         on_end: Callable[[Session, FinishReason | None], None],
+        observers: Sequence[TurnObserver] = (),
     ) -> None:
-        """`on_end` is told when a session has no turn any more, and why; None when the turn never started."""
+        """`on_end` is told when a session has no turn any more, and why; None when the turn never started.
+
+        `observers` are told of every turn that has ended; what they do wrong is logged, and harms nobody.
+        """
         self._engine = engine
         self._stats = stats
         self._max_running = max_running
         self._max_queued = max_queued
         self._on_start = on_start
         self._on_end = on_end
+        self._observers = observers
         self._active: dict[str, ActiveTurn] = {}
         self._recent = RecentTurns()
         self.waiting_behind = 0  # turns that wait for another one of their session
@@ -102,7 +108,9 @@ class Turns:
 
     def begin(self, session: Session, claim: Claim) -> ActiveTurn:
         """Make this the turn in flight of a session that has none."""
-        turn = ActiveTurn(claim, session, start=session.position, prompt_end=session.position)
+        turn = ActiveTurn(
+            claim, session, start=session.position, prompt_end=session.position, number=len(session.turns)
+        )
         turn.stream = TurnStream(claim.output, on_event=partial(self._see, turn), on_room=self._poke)
         session.active = self._active[claim.request_id] = turn
         return turn
@@ -278,7 +286,15 @@ class Turns:
         turn.ended.set()
         if not turn.stream.has_readers:
             self._count_waste(turn)
+        self._report(turn, event)
         self._on_end(turn.session, _reason(event) if turn.started else None)
+
+    def _report(self, turn: ActiveTurn, end: Finished | Failed) -> None:
+        if self._observers:
+            report = report_of(turn, end, now=self._engine.engine.clock())
+            for observer in self._observers:
+                void(partial(observer, report))
+        turn.given = None
 
     def _count_waste(self, turn: ActiveTurn) -> None:
         """Once, when the turn has ended and nobody reads it."""

@@ -15,6 +15,7 @@ from segue_server.engine_thread import EngineThread
 from segue_server.events import Event, Finished, Started, Tokens
 from segue_server.mover import Offload
 from segue_server.prompts import Prompts
+from segue_server.reports import TurnObserver
 from segue_server.requests import (
     CreateSessionRequest,
     GenerateRequest,
@@ -94,6 +95,7 @@ class ServiceBench:
         expiry_notice: float = 60.0,
         max_pinned_bytes: int = 0,
         offload: Offload | None = None,
+        observers: Sequence[TurnObserver] = (),
     ) -> None:
         self.runner = FakeRunner(pages, vocab=BYTE_VOCAB)
         self.gate = Gate()
@@ -141,7 +143,13 @@ class ServiceBench:
             block_tokens=16,
         )
         self.service = Service(
-            self.model, self.thread, self.limits, version="0", build="fake", queue_timeout=queue_timeout
+            self.model,
+            self.thread,
+            self.limits,
+            version="0",
+            build="fake",
+            queue_timeout=queue_timeout,
+            observers=observers,
         )
 
     async def create(self, session_id: str = "chat-1", **fields: object) -> str:

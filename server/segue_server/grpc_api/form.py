@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from segue_server.errors import FieldInvalid, FieldViolation
+from segue_server.origin import TRACE_HEADERS, Origin
 
 SESSION_HEADER = "x-session-id"
 _MAX_DURATION_SECONDS = 315_576_000_000  # google/protobuf/duration.proto
@@ -21,6 +22,7 @@ class CallContext(Protocol):
     """The part of grpc.aio.ServicerContext that handlers use."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]: ...
+    def peer(self) -> str: ...
     def peer_identities(self) -> tuple[bytes, ...] | None: ...
     def time_remaining(self) -> float | None: ...
     async def send_initial_metadata(self, initial_metadata: tuple[tuple[str, str | bytes], ...], /) -> None: ...
@@ -87,3 +89,9 @@ def caller_of(context: CallContext) -> str:
     """Who calls: the first identity of the peer's certificate, "" without one."""
     identities = context.peer_identities()
     return next(iter(identities)).decode(errors="replace") if identities else ""
+
+
+def origin_of(context: CallContext) -> Origin:
+    """Where the call came from."""
+    trace = {key: value for key, value in context.invocation_metadata() if key in TRACE_HEADERS}
+    return Origin(context.peer(), {key: value for key, value in trace.items() if isinstance(value, str)})

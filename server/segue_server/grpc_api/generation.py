@@ -14,7 +14,7 @@ from segue_server.grpc_api.convert_requests import (
     score_tokens_request,
 )
 from segue_server.grpc_api.convert_views import estimate, scores
-from segue_server.grpc_api.form import CallContext, Form, caller_of, read
+from segue_server.grpc_api.form import CallContext, Form, caller_of, origin_of, read
 from segue_server.grpc_api.port import Service, Turn
 from segue_server.requests import CommitPolicy, OutputOptions
 
@@ -30,7 +30,7 @@ class GenerationServicer:
     ) -> generation_pb2.GenerateResponse:
         request = read(message, context, generate_request)
         async with self._service.generate(
-            request, caller=caller_of(context), time_remaining=context.time_remaining
+            request, caller=caller_of(context), time_remaining=context.time_remaining, origin=origin_of(context)
         ) as turn:
             return await _collect(turn, request.output)
 
@@ -39,7 +39,7 @@ class GenerationServicer:
     ) -> AsyncIterator[generation_pb2.GenerateEvent]:
         request = read(message, context, generate_request)
         async with self._service.generate(
-            request, caller=caller_of(context), time_remaining=context.time_remaining
+            request, caller=caller_of(context), time_remaining=context.time_remaining, origin=origin_of(context)
         ) as turn:
             async for sequence, event in turn:
                 yield generate_event(sequence, event, request.output)
@@ -62,7 +62,7 @@ class GenerationServicer:
     ) -> AsyncIterator[generation_pb2.GenerateEvent]:
         request = read(message, context, append_request)
         async with self._service.append(
-            request, caller=caller_of(context), time_remaining=context.time_remaining
+            request, caller=caller_of(context), time_remaining=context.time_remaining, origin=origin_of(context)
         ) as turn:
             async for sequence, event in turn:
                 yield generate_event(sequence, event, request.output)
@@ -72,7 +72,7 @@ class GenerationServicer:
     ) -> generation_pb2.ScoreTokensResponse:
         request = read(message, context, score_tokens_request)
         scored = await self._service.score_tokens(
-            request, caller=caller_of(context), time_remaining=context.time_remaining
+            request, caller=caller_of(context), time_remaining=context.time_remaining, origin=origin_of(context)
         )
         return scores(scored)
 

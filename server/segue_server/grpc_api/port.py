@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from segue_server.events import Event, Finished
+from segue_server.origin import Origin
 from segue_server.requests import (
     AppendRequest,
     CommitPolicy,
@@ -43,7 +44,7 @@ class Turn(Protocol):
 class Service(Protocol):
     """Everything the RPCs need. Whatever goes wrong with a call is a SegueError."""
 
-    async def create_session(self, request: CreateSessionRequest, *, caller: str) -> SessionView: ...
+    async def create_session(self, request: CreateSessionRequest, *, caller: str, origin: Origin) -> SessionView: ...
     async def get_session(self, session_id: str) -> SessionView: ...
     async def list_sessions(self, request: ListSessionsRequest) -> SessionPage: ...
     async def delete_session(
@@ -62,16 +63,16 @@ class Service(Protocol):
     def read_tokens(self, request: ReadTokensRequest) -> AsyncGenerator[TokenChunk, None]: ...
     def watch_sessions(self, request: WatchSessionsRequest) -> AsyncGenerator[SessionEvent, None]: ...
     def generate(
-        self, request: GenerateRequest, *, caller: str, time_remaining: TimeRemaining
+        self, request: GenerateRequest, *, caller: str, time_remaining: TimeRemaining, origin: Origin
     ) -> AbstractAsyncContextManager[Turn]: ...
     def append(
-        self, request: AppendRequest, *, caller: str, time_remaining: TimeRemaining
+        self, request: AppendRequest, *, caller: str, time_remaining: TimeRemaining, origin: Origin
     ) -> AbstractAsyncContextManager[Turn]: ...
     def attach(
         self, request_id: str, after_sequence: int, *, caller: str, time_remaining: TimeRemaining
     ) -> AbstractAsyncContextManager[Turn]: ...
     async def score_tokens(
-        self, request: ScoreTokensRequest, *, caller: str, time_remaining: TimeRemaining
+        self, request: ScoreTokensRequest, *, caller: str, time_remaining: TimeRemaining, origin: Origin
     ) -> Scores: ...
     async def estimate(self, request: GenerateRequest, *, caller: str) -> Estimate: ...
     async def cancel(

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from segue.v1 import session_pb2
 from segue_server.grpc_api import convert_requests, convert_snapshots, convert_views
-from segue_server.grpc_api.form import CallContext, caller_of, check, read
+from segue_server.grpc_api.form import CallContext, caller_of, check, origin_of, read
 from segue_server.grpc_api.port import Service
 
 
@@ -20,7 +20,8 @@ class SessionServicer:
         self, message: session_pb2.CreateSessionRequest, context: CallContext
     ) -> session_pb2.Session:
         request = read(message, context, convert_requests.create_session_request)
-        return convert_views.session(await self._service.create_session(request, caller=caller_of(context)))
+        made = await self._service.create_session(request, caller=caller_of(context), origin=origin_of(context))
+        return convert_views.session(made)
 
     async def GetSession(self, message: session_pb2.GetSessionRequest, context: CallContext) -> session_pb2.Session:
         check(message, context)

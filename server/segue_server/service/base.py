@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from segue_server.errors import (
 from segue_server.lately import Lately
 from segue_server.orders import Orders, Pool
 from segue_server.pins import PinBudget
+from segue_server.reports import TurnObserver
 from segue_server.requests import (
     CommitPolicy,
     ContextPolicy,
@@ -113,6 +114,7 @@ class ServiceBase:
         version: str,
         build: str,
         queue_timeout: float,
+        observers: Sequence[TurnObserver] = (),
     ) -> None:
         runner = engine.engine.runner
         self.stats = ServiceStats()
@@ -131,6 +133,7 @@ class ServiceBase:
             max_queued=limits.max_queued_requests,
             on_start=self._turn_started,
             on_end=self._turn_ended,
+            observers=observers,
         )
         self._transfers = Transfers(engine, model)
         self._importing = asyncio.Semaphore(MAX_IMPORTS)

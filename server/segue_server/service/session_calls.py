@@ -12,6 +12,7 @@ from segue_server.errors import (
     beyond_end,
 )
 from segue_server.ledger import records
+from segue_server.origin import UNKNOWN, Origin
 from segue_server.reading import chunks
 from segue_server.recording import created, forked, updated
 from segue_server.requests import (
@@ -44,7 +45,9 @@ from segue_server.watch import EventType, SessionEvent
 class SessionCalls(TurnCalls):
     """Calls of SessionService."""
 
-    async def create_session(self, request: CreateSessionRequest, *, caller: str) -> SessionView:
+    async def create_session(
+        self, request: CreateSessionRequest, *, caller: str, origin: Origin = UNKNOWN
+    ) -> SessionView:
         """Open a session and compute its prefix. The same request id within ten minutes gives the same session."""
         self._refuse_when_draining()
         checker = self._checker()
@@ -59,7 +62,7 @@ class SessionCalls(TurnCalls):
         try:
             await self._engine.record(created(session, self._model.fingerprint))
             if request.prefix is not None:
-                await self._append_prefix(session, request.prefix)
+                await self._append_prefix(session, request.prefix, origin)
         except BaseException:
             self._created.pop(request.request_id, None)
             self._forget(session)
@@ -249,10 +252,10 @@ class SessionCalls(TurnCalls):
             await known.done.wait()  # the first call still computes the prefix, and may fail
         return None
 
-    async def _append_prefix(self, session: Session, prefix: Input) -> None:
+    async def _append_prefix(self, session: Session, prefix: Input, origin: Origin) -> None:
         if isinstance(prefix, ChatTurn):
             prefix = replace(prefix, add_generation_prompt=False)  # a prefix ends before the first reply
         request = AppendRequest(session_id=session.session_id, input=prefix)
-        async with self.append(request, caller="", time_remaining=lambda: None) as turn:
+        async with self.append(request, caller="", time_remaining=lambda: None, origin=origin) as turn:
             async for _ in turn:
                 pass

@@ -24,6 +24,7 @@ from segue_server.errors import (
 )
 from segue_server.events import Event, Failed, Finished, Prefill
 from segue_server.jobs import NoSink, TurnSpec
+from segue_server.origin import UNKNOWN, Origin
 from segue_server.requests import (
     AppendRequest,
     BusyPolicy,
@@ -71,7 +72,12 @@ class TurnCalls(ServiceBase):
 
     @contextlib.asynccontextmanager
     async def generate(
-        self, request: GenerateRequest, *, caller: str, time_remaining: Callable[[], float | None]
+        self,
+        request: GenerateRequest,
+        *,
+        caller: str,
+        time_remaining: Callable[[], float | None],
+        origin: Origin = UNKNOWN,
     ) -> AsyncIterator[Turn]:
         """One turn; the same request again reads the same turn. Leaving the block early leaves the turn to itself."""
         arrival = self._engine.engine.clock()
@@ -79,7 +85,7 @@ class TurnCalls(ServiceBase):
         checker.generate(request)
         checker.done()
         request = replace(request, request_id=request.request_id or str(uuid.uuid4()))
-        claim = self._claim(request, caller)
+        claim = self._claim(request, caller, arrival, origin)
 
         def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
             patience = claim.patience
@@ -93,7 +99,12 @@ class TurnCalls(ServiceBase):
 
     @contextlib.asynccontextmanager
     async def append(
-        self, request: AppendRequest, *, caller: str, time_remaining: Callable[[], float | None]
+        self,
+        request: AppendRequest,
+        *,
+        caller: str,
+        time_remaining: Callable[[], float | None],
+        origin: Origin = UNKNOWN,
     ) -> AsyncIterator[Turn]:
         """Append tokens and compute them without sampling; the same request again reads the same turn."""
         arrival = self._engine.engine.clock()
@@ -109,6 +120,8 @@ class TurnCalls(ServiceBase):
             policy=BusyPolicy.REJECT,
             patience=self._queue_timeout,
             detach_grace=0.0,
+            arrival=arrival,
+            origin=origin,
         )
 
         def order(prompt: list[int], turn: ActiveTurn) -> TurnSpec:
@@ -142,7 +155,12 @@ class TurnCalls(ServiceBase):
             yield reading
 
     async def score_tokens(
-        self, request: ScoreTokensRequest, *, caller: str, time_remaining: Callable[[], float | None]
+        self,
+        request: ScoreTokensRequest,
+        *,
+        caller: str,
+        time_remaining: Callable[[], float | None],
+        origin: Origin = UNKNOWN,
     ) -> Scores:
         """Logprobs of tokens as if they came next, after the turns that have ended; the session stays as it is.
 
@@ -160,7 +178,7 @@ class TurnCalls(ServiceBase):
         turn = AppendRequest(session_id=child.session_id, input=tokens, output=output)
         logprobs: list[TokenLogprob] = []
         position = child.position
-        async with self.append(turn, caller=caller, time_remaining=time_remaining) as events:
+        async with self.append(turn, caller=caller, time_remaining=time_remaining, origin=origin) as events:
             async for _, event in events:
                 logprobs += event.prompt_logprobs if isinstance(event, Prefill) else ()
         return Scores(tuple(logprobs), position)
@@ -193,7 +211,7 @@ class TurnCalls(ServiceBase):
         await turn.ended.wait()
         return True, turn.finished
 
-    def _claim(self, request: GenerateRequest, caller: str) -> Claim:
+    def _claim(self, request: GenerateRequest, caller: str, arrival: float, origin: Origin) -> Claim:
         return Claim(
             request_id=request.request_id,
             caller=caller,
@@ -202,11 +220,13 @@ class TurnCalls(ServiceBase):
             policy=request.busy_policy,
             patience=self._queue_timeout if request.queue_timeout is None else request.queue_timeout,
             detach_grace=request.detach_grace,
+            arrival=arrival,
+            origin=origin,
         )
 
     async def _estimate(self, request: GenerateRequest, caller: str) -> Estimate:
         """The path of a turn up to the engine's queue, in the same order. Raises what the turn would."""
-        claim = self._claim(request, caller)
+        claim = self._claim(request, caller, self._engine.engine.clock(), UNKNOWN)
         if request.request_id and self._turns.known(claim):
             return Estimate(admissible=True)  # that very turn runs or has run: it is read
         self._refuse_when_draining()
@@ -217,7 +237,7 @@ class TurnCalls(ServiceBase):
         self._check_position(session, request.expected_position)
         prompt = await self._encode(session, request.input)
         spec = self._orders.generate(
-            *(session, request, prompt), arrival=self._engine.engine.clock(), patience=claim.patience, sink=NoSink()
+            *(session, request, prompt), arrival=claim.arrival, patience=claim.patience, sink=NoSink()
         )
         foresee = partial(self._engine.engine.foresee, spec, session.position, session.settings.cache_salt)
         seen = await self._engine.call(foresee)
@@ -252,6 +272,7 @@ class TurnCalls(ServiceBase):
                 self._end_ephemeral(session)
             raise
         turn = self._turns.begin(session, claim)
+        turn.given = request.input
         preparing = self._prepare(turn, request.input, order)
         if _is_long(request.input):
             turn.preparing = asyncio.create_task(preparing)  # not cancelled with the call: a twin may read the turn

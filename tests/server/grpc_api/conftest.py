@@ -85,7 +85,7 @@ class FakeService:
         if self.error:
             raise self.error
 
-    async def create_session(self, request, *, caller):
+    async def create_session(self, request, *, caller, origin):
         self._note("create_session", request, caller)
         return self.view(request.session_id or "assigned")
 
@@ -113,10 +113,10 @@ class FakeService:
         finally:
             self.left.append(Left(request.session_id, by, time.monotonic(), time_remaining()))
 
-    def generate(self, request, *, caller, time_remaining):
+    def generate(self, request, *, caller, time_remaining, origin):
         return self._turn("generate", request, caller, time_remaining)
 
-    def append(self, request, *, caller, time_remaining):
+    def append(self, request, *, caller, time_remaining, origin):
         return self._turn("append", request, caller, time_remaining)
 
     async def update_session(self, request):
@@ -136,7 +136,7 @@ class FakeService:
         self._note("watch_sessions", request)
         return self.hub.watch(self.hub.place(request.after_sequence), request.session_id)
 
-    async def score_tokens(self, request, *, caller, time_remaining):
+    async def score_tokens(self, request, *, caller, time_remaining, origin):
         self._note("score_tokens", request, caller, time_remaining())
         return Scores((TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.5))), TokenLogprob(7, -2.0)), 40)
 
