@@ -18,9 +18,25 @@ from segue_client.load.workload import LONG, MAIN, STREAM, Plan, Prompt, Trace, 
 _NOT_YET = SelfCheck(cpu_share=0.0, loop_lag_p99=0.0, loop_lag_max=0.0, send_lag_p99=0.0, send_lag_max=0.0)
 
 
-def template(label: str, **varied: object) -> Point:
+def template(
+    label: str,
+    *,
+    history_tokens: int | None = None,
+    context: ContextKind | None = None,
+    streams: int | None = None,
+    rate: float | None = None,
+) -> Point:
     """A point that is not measured yet."""
-    return replace(Point(label=label, start=0.0, end=0.0, tester=_NOT_YET), **varied)  # type: ignore[arg-type]  # checked by the class
+    return Point(
+        label=label,
+        start=0.0,
+        end=0.0,
+        tester=_NOT_YET,
+        history_tokens=history_tokens,
+        context=context,
+        streams=streams,
+        rate=rate,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
