@@ -225,6 +225,8 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             found = self._known_prefix(sequence, now)
+            if not found:
+                self._spare_copy(sequence)
             if not self._fits(sequence, found):
                 return
             self.waiting.pop(0)
@@ -257,6 +259,12 @@ class Scheduler:
         limit = min(turn.reuse_limit, len(sequence.tokens) - 1)
         found = self.prefixes.match(sequence.salt, sequence.tokens[:limit], now)
         return found if len(found) * PAGE_TOKENS > sequence.cache.computed else []
+
+    def _spare_copy(self, sequence: Sequence) -> None:
+        """Where the whole pool has no room for a copy of the page that is written next, its part is computed again."""
+        cache = sequence.cache
+        if cache.needs_copy and len(cache.pages) + cache.missing_pages(_turn(sequence).promise) > self.pool.capacity:
+            self.rewind_pages(sequence)
 
     def _start(self, sequence: Sequence, found: list[PageId], now: float) -> None:
         """Put a turn into the batch, on the pages that were found for it."""

@@ -218,3 +218,16 @@ def test_reach_ends_at_the_first_gap(start: int) -> None:
         keep(tiers, "a", at)
     expected = 2 * SEGMENT if start < 2 * SEGMENT else 4 * SEGMENT if start >= 3 * SEGMENT else start
     assert tiers.reach("a", start) == expected
+
+
+def test_a_segment_on_its_way_up_changes_places_with_the_one_that_makes_room() -> None:
+    tiers = tiers_of(1, 1)
+    keep(tiers, "a", 0)
+    keep(tiers, "b", 0)
+    segment = tiers.first_on_disk("a", 0)
+    assert segment
+    tiers.stage("a", 0, SEGMENT)
+    tiers.arrived(segment.key)
+    assert tiers.promote(segment)
+    tiers.check_integrity()
+    assert [[s.owners for s in tiers.segments(tier)] for tier in (Tier.HOST, Tier.DISK)] == [[{"a"}], [{"b"}]]
