@@ -188,7 +188,7 @@ def test_a_word_that_cannot_be_meant_is_refused_before_anything_is_sent(
 
 def test_ctrl_c_keeps_the_points_that_were_measured(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "partial.json"
-    words = ["load", "concurrency", "--streams", "1,2", "--duration", "0.3", *SHORT, "--target", served.segue]
+    words = ["load", "concurrency", "--streams", "1,2", "--duration", "2", *SHORT, "--target", served.segue]
     with subprocess.Popen([*COMMAND, *words, "--json", str(file)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "1 stream" in process.stderr.readline()  # the first point is over

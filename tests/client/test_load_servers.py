@@ -117,13 +117,13 @@ async def check_percentiles(driver: Driver, schedule: Schedule, rate: float, cou
 async def test_percentiles_of_a_segue_server_are_those_it_performed() -> None:
     servicer = ScheduledSegue(spread_schedule())
     async with segue(servicer) as driver:
-        await check_percentiles(driver, servicer.schedule, rate=80, count=160)
+        await check_percentiles(driver, servicer.schedule, rate=120, count=160)
 
 
 async def test_percentiles_of_an_openai_compatible_server_are_those_it_performed() -> None:
     peer = ScheduledOpenAi(spread_schedule())
     async with openai(peer) as driver:
-        await check_percentiles(driver, peer.schedule, rate=40, count=60, template=5)
+        await check_percentiles(driver, peer.schedule, rate=60, count=60, template=5)
 
 
 async def test_a_stall_of_the_server_is_seen_by_everyone_who_was_due_in_it() -> None:
@@ -174,7 +174,7 @@ def test_a_tester_out_of_breath_says_so_and_one_at_ease_does_not() -> None:
 async def test_warm_up_counts_apart_and_what_runs_too_long_is_cut_off_at_the_end() -> None:
     slow = Schedule(first=lambda _: 0.05, gap=lambda _: 60.0)
     async with segue(ScheduledSegue(slow)) as driver:
-        span = Span(warm_up=0.2, duration=0.3, count=None, drain=0.2)
+        span = Span(warm_up=0.2, duration=0.3, count=None, drain=1.0)
         await experiments.run(driver, work(output="2"), OpenLoop(rate=20, process="constant", seed=0), span)
     assert {one.outcome for one in driver.requests} == {Outcome.CUT}
     assert sum(one.warm_up for one in driver.requests) == 4
@@ -334,10 +334,10 @@ class OneAtATime(ScheduledSegue):
 async def test_sweep_finds_the_rate_at_which_a_server_saturates() -> None:
     """A server of 20 ms a request saturates below 50 a second; a sweep ends between a rate that held and one that did
     not, and what it calls held was within the objectives."""
-    limits = Limits(start=10, lowest=1, highest=200, tolerance=0.5, probes=8)
+    limits = Limits(start=20, lowest=1, highest=200, tolerance=0.5, probes=8)
     objectives = Objectives(ttft_p99=0.25, inter_token_p99=1.0)
     async with segue(OneAtATime()) as driver:
-        span = Span(warm_up=0.0, duration=1.0, count=None, drain=2.0)
+        span = Span(warm_up=0.0, duration=0.8, count=None, drain=2.0)
         loop = OpenLoop(rate=1, process="constant", seed=0)
         await experiments.sweep(driver, work(output="2"), loop, span, limits, objectives)
     verdicts = {point.rate: point.verdict.held for point in driver.points if point.rate and point.verdict}
