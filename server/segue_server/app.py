@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from wsgiref.simple_server import WSGIServer
@@ -21,7 +21,7 @@ from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
 from segue_server.admin import Admin
 from segue_server.aliases import Aliased
-from segue_server.config import ServerConfig
+from segue_server.config import ConfigError, ServerConfig
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import Draining
@@ -32,6 +32,7 @@ from segue_server.ledger.journal import Journal
 from segue_server.ledger.store import LedgerStore, open_ledger
 from segue_server.metrics import Build, SegueCollector
 from segue_server.mover import Offload
+from segue_server.reports import TurnObserver
 from segue_server.runners import make_runner
 from segue_server.served import ServedModel
 from segue_server.service import Service
@@ -110,13 +111,20 @@ async def serving(config: ServerConfig) -> AsyncIterator[Running]:
     Raises OSError, naming the address, when a port is taken, LedgerError, and what `load` and `restore` raise.
     """
     with _ledger(config.ledger) as store:
-        async with _serving(config, store) as running:
-            yield running
+        served, runner = await asyncio.to_thread(load, config)
+        with _observers(config, served.model_id) as observers:
+            async with _serving(config, store, served, runner, observers) as running:
+                yield running
 
 
 @contextlib.asynccontextmanager
-async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIterator[Running]:
-    served, runner = await asyncio.to_thread(load, config)
+async def _serving(
+    config: ServerConfig,
+    store: LedgerStore | None,
+    served: ServedModel,
+    runner: Runner,
+    observers: Sequence[TurnObserver],
+) -> AsyncIterator[Running]:
     crashed = asyncio.Event()
     journal = Journal() if store else None
     limits = limits_of(config, served, runner)
@@ -144,7 +152,7 @@ async def _serving(config: ServerConfig, store: LedgerStore | None) -> AsyncIter
         version=version("segue"),
         build=runner.name,
         queue_timeout=config.queue_timeout,
-        observers=[TurnLog(prompts=config.log_prompts)],
+        observers=observers,
     )
     if store:
         log.info("ledger %s: %d sessions", store.path, service.restore(store.recover(), store.tombstones()))
@@ -219,6 +227,21 @@ def _ledger(path: str) -> Iterator[LedgerStore | None]:
     finally:
         if store:
             store.close()
+
+
+@contextlib.contextmanager
+def _observers(config: ServerConfig, model_id: str) -> Iterator[Sequence[TurnObserver]]:
+    """Who is told of every turn that has ended: the log, and a tracer if there is to be one. Raises ConfigError."""
+    turn_log = TurnLog(prompts=config.log_prompts)
+    if config.traces == "none":
+        yield [turn_log]
+        return
+    try:
+        from segue_server.tracing import open_tracer  # noqa: PLC0415 - only here, since it needs an extra
+    except ImportError as error:
+        raise ConfigError(f"--traces otlp needs an extra: pip install 'segue[otel]' ({error})") from error
+    with contextlib.closing(open_tracer(model_id)) as tracer:
+        yield [turn_log, tracer]
 
 
 @contextlib.contextmanager

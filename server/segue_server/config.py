@@ -52,6 +52,7 @@ class ServerConfig:
     log_level: str = "info"
     log_format: Literal["console", "json"] = "console"
     log_prompts: bool = False
+    traces: Literal["none", "otlp"] = "none"
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port", "metrics_port"):
@@ -119,6 +120,7 @@ _HELP = {
     "drain_grace": "seconds running turns get after SIGTERM",
     "log_level": "debug, info, warning or error",
     "log_format": "console: lines for people; json: one object a line",
+    "traces": "otlp: send a span for each turn, where the OTEL_* environment variables say; needs the extra otel",
     "log_prompts": "write prompts and answers to the log too",
 }
 _ABOVE_ZERO = (
@@ -136,6 +138,7 @@ _CHOICES = {
     "weights": ("auto", "bf16", "int8", "int4"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("console", "json"),
+    "traces": ("none", "otlp"),
 }
 
 
