@@ -15,6 +15,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.e2e.rescoring import check_greedy
 
 from segue.v1 import types_pb2
 from segue_client import (
@@ -29,7 +30,7 @@ from segue_client import (
 
 FREE_PORTS = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
 MIB = 1 << 20
-START_BOUND = 5.0  # seconds in which every turn must have its first token, whatever has to be restored for it
+START_BOUND = 10.0  # seconds in which every turn must have its first token, whatever has to be restored for it
 
 
 def greedy(session, **options):
@@ -211,7 +212,7 @@ def test_the_command_exports_imports_and_administers(serve, segue, tmp_path):
     segue("generate", "x", code=5, **where)
 
 
-# A pool for a quarter of the sessions
+# A pool for a few of the sessions
 
 
 class Crowd:
@@ -225,6 +226,7 @@ class Crowd:
         self.log = defaultdict(list)  # (session, life) -> [(prompt, answer)]
         self.firsts = []
         self.restored = 0
+        self.computed = 0
         self.errors = []
 
     def run(self, seconds, threads=6):
@@ -263,29 +265,32 @@ class Crowd:
         self.log[key].append((prompt, answer.token_ids))
         self.firsts.append(answer.timings.time_to_first_token)
         self.restored += answer.usage.restored_tokens
+        self.computed += answer.usage.computed_tokens
         if answer.position > 420:
             client.delete_session(name)
             self.lives[number] += 1
 
     def compare(self, reference):
-        """Every answer, with those of a pool that never has to evict."""
+        """Every token of every answer, each life by one prefill in a pool that never has to evict; returns how many."""
         client = reference.client()
 
-        def replay(life):
-            session = client.create_session(cache_salt=f"salt-{life}")
+        def check(life):
+            ledger, answered = [], []
             for prompt, answer in self.log[life]:
-                got = client.generate(session.id, tokens=prompt, temperature=0, max_tokens=8, ignore_eos=True)
-                assert got.token_ids == answer, f"session {life[0]}, life {life[1]}"
-            session.delete()
+                start = len(ledger) + len(prompt)
+                ledger += [*prompt, *answer]
+                answered += range(start, len(ledger))
+            return check_greedy(client, ledger, answered, f"session {life[0]}, life {life[1]}")
 
-        with ThreadPoolExecutor(16) as pool:
-            list(pool.map(replay, list(self.log)))
+        with ThreadPoolExecutor(4) as pool:
+            return sum(pool.map(check, list(self.log)))
 
 
-def crowded(serve, tmp_path, *, sessions, seconds):
+def crowded(serve, tmp_path, *, sessions, places, seconds):
+    """`sessions` in a pool for `places` of them, and twice, then eight times as many below it."""
     page = 4096  # bytes of the tiny model's page in bfloat16
-    pool = sessions // 4 * 28 * page  # 28 pages: one session of 448 tokens
-    offload = {"kv_host_bytes": pool, "kv_disk_bytes": 4 * pool, "kv_disk_dir": tmp_path}
+    pool = places * 28 * page  # 28 pages: one session of 448 tokens
+    offload = {"kv_host_bytes": 2 * pool, "kv_disk_bytes": 8 * pool, "kv_disk_dir": tmp_path}
     server = serve(runner="native", kv_bytes=pool, **offload)
     assert server.page_bytes == page
     crowd = Crowd(server, sessions, seed=7)
@@ -295,23 +300,28 @@ def crowded(serve, tmp_path, *, sessions, seconds):
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - middle) / 1024
     turns = sum(map(len, crowd.log.values()))
     evictions = server.metrics()["segue_kv_evictions_total", "pressure", "device"]
+    firsts = sorted(crowd.firsts)
     print(
-        f"\n{sessions} sessions in a pool for {sessions // 4}: {turns} turns, {crowd.restored} positions restored, "
-        f"{evictions:.0f} evictions; first token after {max(crowd.firsts):.2f} s at most; "
-        f"peak memory grew {grown:.0f} MiB"
+        f"\n{sessions} sessions in a pool for {places}: {turns} turns, {crowd.restored} positions restored, "
+        f"{crowd.computed} computed, {evictions:.0f} evictions; first token after {firsts[len(firsts) // 2]:.3f} s, "
+        f"{firsts[len(firsts) * 99 // 100]:.3f} s (p99), {firsts[-1]:.2f} s at most; "
+        f"peak memory grew {grown:.0f} MiB in the second half"
     )
-    assert max(crowd.firsts) < START_BOUND
+    assert firsts[-1] < START_BOUND
     assert crowd.restored > 0
     assert grown < 64
     server.leave_nothing()
     assert server.running.engine.mover.store.keys() == set()
-    crowd.compare(serve(runner="native", kv_bytes=64 * MIB))
+    began = time.monotonic()
+    compared = crowd.compare(serve(runner="native", kv_bytes=64 * MIB))
+    print(f"{compared} tokens of {len(crowd.log)} lives compared in {time.monotonic() - began:.0f} s")
+    assert compared == 8 * turns
 
 
 def test_sixteen_sessions_share_a_pool_for_four_and_answer_as_if_it_had_no_end(serve, tmp_path):
-    crowded(serve, tmp_path, sessions=16, seconds=20)
+    crowded(serve, tmp_path, sessions=16, places=4, seconds=20)
 
 
 @pytest.mark.soak
-def test_sixty_four_sessions_share_a_pool_for_sixteen_for_five_minutes(serve, tmp_path):
-    crowded(serve, tmp_path, sessions=64, seconds=300)
+def test_sixty_four_sessions_share_a_pool_for_four_for_five_minutes(serve, tmp_path):
+    crowded(serve, tmp_path, sessions=64, places=4, seconds=300)
