@@ -20,6 +20,7 @@ from segue_client.top.slots import Head, Slots
 from segue_client.top.snapshot import SessionRow, Snapshot
 from segue_client.top.table import Column, Order, cell, columns_for, heading, matching
 
+_LINES = ("title", "activity", "trouble", "rates", "cache")
 _MOST_COLUMNS = 9  # that have a digit to sort by them
 
 
@@ -64,24 +65,23 @@ class SessionsScreen(Screen[None]):
         super().__init__()
         self._view = view
         self._order = Order()
-        self._pattern = ""
+        self._lines = {
+            name: Static(id=name, markup=False) for name in ("title", "activity", "trouble", "rates", "cache")
+        }
+        self._words = Input(placeholder="words found in id, state, tier, name or label", compact=True)
+        self._filter = Horizontal(Static("filter ", id="filter-label"), self._words, id="filter")
+        self._table = SessionsTable()
 
     def compose(self) -> ComposeResult:
         """The lines, from above."""
-        yield Static(id="title")
-        yield Static(id="activity")
-        yield Static(id="trouble", markup=False)
-        yield Static(id="rates")
-        yield Static(id="cache")
-        with Horizontal(id="filter"):
-            yield Static("filter ", id="filter-label")
-            yield Input(placeholder="words found in id, state, tier, name or label", compact=True)
-        yield SessionsTable()
+        yield from self._lines.values()
+        yield self._filter
+        yield self._table
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """Keys go to the table."""
-        self.query_one(Slots).focus()
+        self._table.focus()
 
     def on_resize(self) -> None:
         """Columns, bars and sparklines fit the width."""
@@ -96,32 +96,28 @@ class SessionsScreen(Screen[None]):
         view, width = self._view, self.size.width
         if not width:
             return
-        self._put("title", panels.title(view.snapshot, view.target, width))
-        self._put("activity", panels.activity(view.snapshot, view.interval, view.paused))
-        self._put("trouble", Text(view.trouble))
-        self.query_one("#trouble").display = bool(view.trouble)
-        self._put("rates", panels.rates(view.snapshot, view.history, width - 1))
+        self._lines["title"].update(panels.title(view.snapshot, view.target, width))
+        self._lines["activity"].update(panels.activity(view.snapshot, view.interval, view.paused))
+        self._lines["trouble"].update(Text(view.trouble))
+        self._lines["trouble"].display = bool(view.trouble)
+        self._lines["rates"].update(panels.rates(view.snapshot, view.history, width - 1))
         if view.snapshot:
-            self._put("cache", panels.cache(view.snapshot.tiers, view.snapshot.note, width - 1))
-        self.query_one("#filter").display = bool(self._pattern) or self.query_one(Input).has_focus
+            self._lines["cache"].update(panels.cache(view.snapshot.tiers, view.snapshot.note, width - 1))
+        self._filter.display = bool(self._words.value) or self._words.has_focus
         self._draw_table(columns_for(width - 1))
-
-    def _put(self, name: str, text: Text) -> None:
-        self.query_one(f"#{name}", Static).update(text)
 
     def _draw_table(self, columns: list[Column]) -> None:
         sessions = self._view.snapshot.sessions if self._view.snapshot else ()
-        rows = self._order.sort(matching(sessions, self._pattern))
+        rows = self._order.sort(matching(sessions, self._words.value))
         heads = [Head(heading(column, self._order), column.width) for column in columns]
-        self.query_one(Slots).show(heads, [(row.session_id, _cells(columns, row)) for row in rows])
+        self._table.show(heads, [(row.session_id, _cells(columns, row)) for row in rows])
 
     # ------------------------------------------------------------------------------------------------------- keys
 
     @on(DataTable.RowSelected)
     def _open(self) -> None:
-        chosen = self.query_one(Slots).chosen
-        if chosen is not None:
-            self.post_message(self.Chosen(chosen))
+        if self._table.chosen is not None:
+            self.post_message(self.Chosen(self._table.chosen))
 
     def action_sort(self, steps: int) -> None:
         """By the next column, or the one before."""
@@ -147,24 +143,22 @@ class SessionsScreen(Screen[None]):
 
     def action_filter(self) -> None:
         """Asks for words."""
-        self.query_one("#filter").display = True
-        self.query_one(Input).focus()
+        self._filter.display = True
+        self._words.focus()
 
     def action_unfilter(self) -> None:
         """All sessions again."""
-        self.query_one(Input).value = self._pattern = ""
-        self.query_one(Slots).focus()
-        self._draw()
+        self._words.value = ""
+        self._leave_filter()
 
     @on(Input.Changed)
-    def _filter_by(self, event: Input.Changed) -> None:
-        self._pattern = event.value
+    def _filter_by(self) -> None:
         self._draw()
 
     @on(Input.Submitted)
     def _leave_filter(self) -> None:
-        self.query_one(Slots).focus()
-        self.call_after_refresh(self._draw)
+        self._table.focus()
+        self.call_after_refresh(self._draw)  # the focus has moved then
 
 
 def _cells(columns: list[Column], row: SessionRow) -> list[Text]:

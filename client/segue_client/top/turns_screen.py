@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
+from segue_client.cli.text import printable
 from segue_client.errors import NotFound, SegueError
 from segue_client.top import panels
 from segue_client.top.slots import Head, Slots
@@ -28,19 +29,20 @@ class TurnsScreen(Screen[None]):
         super().__init__()
         self._source, self._session_id, self._interval = source, session_id, interval
         self._found: SessionTurns | None = None
+        self._facts = Static(session_id, id="facts", markup=False)
+        self._trouble = Static(id="trouble", markup=False)
+        self._table = Slots()
+        self._request = Static(id="request", markup=False)
         self.paused = False
 
     def compose(self) -> ComposeResult:
         """The lines, from above."""
-        yield Static(self._session_id, id="facts", markup=False)
-        yield Static(id="trouble", markup=False)
-        yield Slots()
-        yield Static(id="request", markup=False)
+        yield from (self._facts, self._trouble, self._table, self._request)
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """Begins to follow."""
-        self.query_one(Slots).focus()
+        self._table.focus()
         self.run_worker(self._follow())
 
     def on_resize(self) -> None:
@@ -73,26 +75,25 @@ class TurnsScreen(Screen[None]):
         return False
 
     def _say(self, trouble: str) -> None:
-        self.query_one("#trouble", Static).update(Text(trouble))
-        self.query_one("#trouble").display = bool(trouble)
+        self._trouble.update(Text(printable(trouble)))
+        self._trouble.display = bool(trouble)
 
     def _draw(self) -> None:
         width = self.size.width
         if self._found is None or not width:
             return
-        self.query_one("#facts", Static).update(panels.session_facts(self._found, width))
+        self._facts.update(panels.session_facts(self._found, width))
         columns = columns_for(width)
         heads = [Head(column.placed(column.title), column.width) for column in columns]
         newest_first = reversed(self._found.turns)
         rows = [(str(row.turn), [Text(column.placed(column.text(row))) for column in columns]) for row in newest_first]
-        self.query_one(Slots).show(heads, rows)
+        self._table.show(heads, rows)
         self._draw_request()
 
     def _draw_request(self) -> None:
         """Where the table has no room for request ids, the one under the cursor is told below it."""
-        chosen = self.query_one(Slots).chosen
+        chosen = self._table.chosen
         turns = {str(row.turn): row for row in self._found.turns} if self._found else {}
         request = turns[chosen].request_id if chosen in turns else ""
-        line = self.query_one("#request", Static)
-        line.update(Text(f"turn {chosen}: request {request}" if request else "", "dim"))
-        line.display = self.size.width < REQUEST_FROM
+        self._request.update(Text(f"turn {chosen}: request {request}" if request else "", "dim"))
+        self._request.display = self.size.width < REQUEST_FROM
