@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from segue_client.load.results import Outcome, Point, Request
 from segue_client.load.self_check import SelfWatch
+from segue_client.load.summary import Objectives, judge, summarize_requests
 from segue_client.load.target import Clock, Conversation, Observation, Target, TargetError
 from segue_client.load.workload import Plan, Turn
 
@@ -99,10 +100,13 @@ class Driver:
         self._listener = listener
 
     @asynccontextmanager
-    async def point(self, template: Point, span: Span) -> AsyncIterator[Phase]:
-        """A point for as long as the block lasts; `template` says what is varied, the rest is filled in here.
+    async def point(self, template: Point, span: Span, objectives: Objectives | None = None) -> AsyncIterator[Phase]:
+        """A point for as long as the block lasts; left by an error, it leaves no trace.
 
-        Left by an error, it leaves no trace.
+        Args:
+            template: says what is varied; the rest is filled in here.
+            span: how long it lasts.
+            objectives: what it is judged by, if it is.
         """
         self._listener.point_started(template.label)
         phase = Phase(len(self.points), span, self.clock.now())
@@ -113,13 +117,15 @@ class Driver:
             except BaseException:
                 del self.requests[first:]
                 raise
-        mine = [request for request in self.requests[first:] if not request.warm_up]
+        mine = self.requests[first:]
         point = replace(
             template,
             start=phase.begins,
             end=max(phase.begins, min(phase.until, self.clock.now())),
-            tester=watch.check(mine),
+            tester=watch.check([request for request in mine if not request.warm_up]),
         )
+        if objectives is not None:
+            point = replace(point, verdict=judge(summarize_requests(mine, point), objectives))
         self.points.append(point)
         self._listener.point_ended(point)
 

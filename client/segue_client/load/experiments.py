@@ -11,7 +11,7 @@ from segue_client.load.arrivals import Process, arrivals
 from segue_client.load.bisection import Limits, RateSearch
 from segue_client.load.driver import Driver, Phase, Slot, Span
 from segue_client.load.results import ContextKind, Point, SelfCheck
-from segue_client.load.summary import Objectives, judge, summarize_requests
+from segue_client.load.summary import Objectives
 from segue_client.load.target import Conversation, TargetError, Unsupported
 from segue_client.load.workload import LONG, MAIN, STREAM, Plan, Prompt, Trace, Turn, Workload, plans
 
@@ -114,20 +114,11 @@ async def sweep(
     """Points at the rates that the search asks for, each with its verdict."""
     made, search = plans(workload), RateSearch(limits)
     while (rate := search.next_rate()) is not None:
-        async with driver.point(template(f"{rate:.3g} arrivals/s", rate=rate), span) as phase:
+        point = template(f"{rate:.3g} arrivals/s", rate=rate)
+        async with driver.point(point, span, objectives) as phase:
             await driver.open_loop(phase, arrivals(loop.process, rate, loop.seed + phase.index), made)
-        held = _pass_verdict(driver, objectives)
-        search.tell(rate, held=held)
-
-
-def _pass_verdict(driver: Driver, objectives: Objectives) -> bool:
-    """Judges the last point."""
-    index = len(driver.points) - 1
-    point = driver.points[index]
-    mine = [request for request in driver.requests if request.point == index]
-    verdict = judge(summarize_requests(mine, point), objectives)
-    driver.points[index] = replace(point, verdict=verdict)
-    return verdict.held
+        verdict = driver.points[-1].verdict
+        search.tell(rate, held=verdict is not None and verdict.held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
