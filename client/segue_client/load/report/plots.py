@@ -35,11 +35,22 @@ def figure(chart: Chart) -> go.Figure:
         hovermode="closest",
         showlegend=True,
         legend=_legend(chart),
-        xaxis=_axis(chart.x, (x for curve in chart.curves for x in curve.x)),
+        xaxis=_axis(chart.x, (x for curve in chart.curves for x in _places(chart, curve)), _zero(chart)),
         yaxis=_axis(chart.y, (*(y for curve in chart.curves for y in curve.y), *(limit.y for limit in chart.limits))),
     )
     _shade(plot, chart)
     return plot
+
+
+def _places(chart: Chart, curve: Curve) -> tuple[float | None, ...]:
+    """Where on the x axis: a chosen 0 on a logarithmic one half as far as the smallest place that it has."""
+    if not (chart.x.log and chart.x.ticks_at_values):
+        return curve.x
+    return tuple(_zero(chart) if x == 0 else x for x in curve.x)
+
+
+def _zero(chart: Chart) -> float:
+    return min((x for curve in chart.curves for x in curve.x if x), default=1.0) / 2
 
 
 def _legend(chart: Chart) -> dict[str, object]:
@@ -59,7 +70,7 @@ def _traces(chart: Chart) -> Iterator[go.Scatter]:
 def _trace(curve: Curve, chart: Chart, colour: str, occurrence: int) -> go.Scatter:
     """A curve in a colour; where others had that colour before, its dashes and its symbol tell it apart."""
     trace = go.Scatter(
-        x=curve.x,
+        x=_places(chart, curve),
         y=curve.y,
         name=_escaped(curve.name),
         hovertext=[_escaped(line) for line in curve.hover] or None,
@@ -85,8 +96,9 @@ def _look(style: Style) -> dict[str, object]:
 
 
 def _hover(chart: Chart, with_text: bool) -> str:
-    text = "%{hovertext}<br>" if with_text else ""
-    return f"{text}{_value('x', chart.x)}<br>{_value('y', chart.y)}"
+    """A line for the place, which the curve may name itself, and one for the height."""
+    place = "%{hovertext}" if with_text else _value("x", chart.x)
+    return f"{place}<br>{_value('y', chart.y)}"
 
 
 def _value(name: str, axis: Axis) -> str:
@@ -95,7 +107,7 @@ def _value(name: str, axis: Axis) -> str:
     return f"{axis.title} %{{{name}{formats[axis.unit]}}}{suffix}"
 
 
-def _axis(axis: Axis, values: Iterable[float | None]) -> dict[str, object]:
+def _axis(axis: Axis, values: Iterable[float | None], zero: float | None = None) -> dict[str, object]:
     look: dict[str, object] = {
         "title": {"text": axis.title, "standoff": 8},
         "automargin": True,
@@ -112,10 +124,10 @@ def _axis(axis: Axis, values: Iterable[float | None]) -> dict[str, object]:
             look |= {"tickformat": ".0%", "range": [0, 1.02]}
         case Unit.PLAIN:
             look |= {"tickformat": ",~g"}
-    return look | (_log_axis(axis, [value for value in values if value]) if axis.log else {})
+    return look | (_log_axis(axis, [value for value in values if value], zero) if axis.log else {})
 
 
-def _log_axis(axis: Axis, values: Sequence[float]) -> dict[str, object]:
+def _log_axis(axis: Axis, values: Sequence[float], zero: float | None) -> dict[str, object]:
     """Ticks at round numbers of each decade, the more the fewer decades there are, all written out in full."""
     if not values:
         return {"type": "log"}
@@ -123,7 +135,9 @@ def _log_axis(axis: Axis, values: Sequence[float]) -> dict[str, object]:
     margin = max((high - low) * 0.05, 0.05)
     low, high = low - margin, high + margin
     ticks = sorted(set(values)) if axis.ticks_at_values else _round_numbers(low, high)
-    text = [round_duration(tick) if axis.unit is Unit.SECONDS else f"{tick:,g}" for tick in ticks]
+    text = [
+        round_duration(tick) if axis.unit is Unit.SECONDS else f"{0 if tick == zero else tick:,g}" for tick in ticks
+    ]
     return {"type": "log", "range": [low, high], "tickmode": "array", "tickvals": ticks, "ticktext": text}
 
 

@@ -29,7 +29,7 @@ def digits(value: float | None) -> str:
         return "0"
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}"
+    return f"{value:.3g}" if abs(value) < 0.9995 else f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}"
 
 
 def count(value: int | None) -> str:
