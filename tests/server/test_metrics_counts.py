@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.server.fakes import EngineBench
-from tests.server.service_bench import serving
+from tests.server.service_bench import ServiceBench, serving
 from tests.server.test_metrics import Scraper
 
 from segue_server.errors import KvBudgetImpossible, SessionLimit
@@ -90,7 +90,7 @@ async def test_what_a_commit_policy_takes_back_is_waste_but_not_what_it_had_reus
         assert scrape().get("wasted_tokens_total", reason="cancelled") == 0
 
 
-async def _cancel_at_gate(bench, request_id):  # type: ignore[no-untyped-def]
+async def _cancel_at_gate(bench: ServiceBench, request_id: str) -> tuple[bool, Finished | None]:
     """Cancel while the engine stands inside a pass."""
     cancelling = asyncio.ensure_future(bench.service.cancel(request_id=request_id))
     await asyncio.sleep(0)
