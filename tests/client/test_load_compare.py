@@ -152,7 +152,7 @@ def test_points_are_compared_with_those_of_the_same_label() -> None:
 
 
 def test_two_sweeps_compare_their_goodput() -> None:
-    assert compare(made.sweep(1), made.sweep(2), FAST).goodputs == ("6.00 requests/s", "6.00 requests/s")
+    assert compare(made.sweep(1), made.sweep(2), FAST).goodputs == ("6.00 arrivals/s", "6.00 arrivals/s")
 
 
 # ------------------------------------------------------------------------------------------- what is not the same

@@ -167,7 +167,7 @@ def test_a_tester_that_was_the_bottleneck_is_a_warning_in_both_media() -> None:
 
 def test_a_sweep_answers_with_its_goodput() -> None:
     text = printed(made.sweep())
-    assert "Goodput: 6.00 requests/s kept every objective; 7.00 requests/s did not." in text
+    assert "Goodput: 6.00 arrivals/s kept every objective; 7.00 arrivals/s did not." in text
     assert row(text, "Objectives", "7.00") == ["7.00", "737 ms (NO)", "57.1 ms", "0.0 %", "NO"]
 
 
@@ -321,6 +321,20 @@ def test_distribution_is_the_share_of_requests_that_took_no_longer() -> None:
     ordered = sorted(r.time_to_first_token for r in run.requests if r.context is ContextKind.RESTORED)
     for moment, share in list(zip(curves[2].x, curves[2].y, strict=True))[1:]:
         assert share == pytest.approx(bisect_right(ordered, moment) / len(ordered))
+
+
+def test_curves_that_differ_look_different(results: Results) -> None:
+    """No two of a plot share colour, dashes and symbol; a kind of context has one colour in every plot."""
+    for drawn in all_charts(results):
+        looks = [(trace.line.color, trace.line.dash, trace.marker.symbol) for trace in figure(drawn).data]
+        assert len(set(looks)) == len(looks) or len(looks) > 12, drawn.title
+    warm = [
+        trace.line.color
+        for drawn in all_charts(results)
+        for trace in figure(drawn).data
+        if trace.name in {"warm", "history 256, warm"}
+    ]
+    assert len(set(warm)) <= 1
 
 
 def test_distribution_of_many_values_keeps_its_ends() -> None:

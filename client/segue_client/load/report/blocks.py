@@ -21,6 +21,7 @@ class Table:
     rows: tuple[Row, ...]
     note: str = ""
     prose: bool = False
+    folded: bool = False  # a page shows it on demand
 
 
 class Unit(Enum):

@@ -57,12 +57,9 @@ def _ecdf(part: Part, ordered: Sequence[float]) -> Curve:
     ranks = [-(-len(ordered) * step // steps) for step in range(1, steps + 1)]
     values = [ordered[0], *(ordered[rank - 1] for rank in ranks)]
     shares = [0.0, *(rank / len(ordered) for rank in ranks)]
-    return Curve(part.name, tuple(values), tuple(shares), Style.STEP, hue=_hue(part))
-
-
-def _hue(part: Part) -> int | None:
-    kinds = {request.context for request in part.counted}
-    return HUES[kinds.pop()] if len(kinds) == 1 and kinds != {ContextKind.UNKNOWN} else None
+    kind = part.context or part.point.context
+    hue = None if kind is None else HUES[kind]
+    return Curve(part.name, tuple(values), tuple(shares), Style.STEP, hue=hue)
 
 
 def distribution_parts(of: Sequence[Part]) -> list[Part]:

@@ -210,7 +210,7 @@ def _circumstances(results: Results) -> dict[str, str]:
 
 def _goodput(results: Results) -> str:
     found = goodput(results).point
-    return f"{digits(found.rate)} requests/s" if found else "none"
+    return f"{digits(found.rate)} arrivals/s" if found else "none"
 
 
 # --------------------------------------------------------------------------------------------------- the figures

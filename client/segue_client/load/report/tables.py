@@ -24,15 +24,16 @@ class Part:
     name: str
     point: Point
     requests: Sequence[Request]  # those of the warm-up too
+    context: ContextKind | None = None  # the only one, if that is what tells the part apart
 
     @cached_property
     def summary(self) -> Summary:
         """Their figures."""
         return summarize_requests(self.requests, self.point)
 
-    def inner(self, name: str, requests: Sequence[Request]) -> Part:
+    def inner(self, name: str, requests: Sequence[Request], context: ContextKind | None = None) -> Part:
         """Some of them."""
-        return Part(name if self.name == ALL else f"{self.name}: {name}", self.point, requests)
+        return Part(name if self.name == ALL else f"{self.name}: {name}", self.point, requests, context)
 
     @property
     def counted(self) -> list[Request]:
@@ -73,7 +74,7 @@ def by_context(part: Part) -> Iterator[Part]:
     if len(present) > 1:
         for kind in present:
             requests = [request for request in part.requests if request.context is kind]
-            yield part.inner(kind.value, requests)
+            yield part.inner(kind.value, requests, kind)
 
 
 def _requests(results: Results, point: Point) -> list[Request]:
@@ -99,7 +100,9 @@ def head(results: Results) -> Table:
         f"{machine.system}",
         "command": " ".join(metadata.command),
     }
-    return Table("Test", ("", ""), tuple((name, value) for name, value in rows.items() if value), prose=True)
+    return Table(
+        "Test", ("", ""), tuple((name, value) for name, value in rows.items() if value), prose=True, folded=True
+    )
 
 
 def throughput(of: Iterable[Part]) -> Table:

@@ -15,7 +15,7 @@ from segue_client.load.summary import goodput
 def sweep_section(results: Results) -> Section:
     of = sorted(points(results), key=lambda part: part.point.rate or 0.0)
     table = _objectives_table(of)
-    load = load_table("Load", "requests/s due", of, lambda point: digits(point.rate))
+    load = load_table("Load", "arrivals/s", of, lambda point: digits(point.rate))
     return Section(
         "What rate is kept within the objectives",
         (table, load),
@@ -30,7 +30,7 @@ def sweep_section(results: Results) -> Section:
 def _objectives_table(of: Sequence[Part]) -> Table:
     checks = [check for part in of if part.point.verdict for check in part.point.verdict.checks]
     limits = {check.objective: check.limit for check in checks}
-    header = ("requests/s due", *(f"{name} ≤ {_measure(name, limit)}" for name, limit in limits.items()), "held")
+    header = ("arrivals/s", *(f"{name} ≤ {_measure(name, limit)}" for name, limit in limits.items()), "held")
     return Table("Objectives", header, tuple(_objectives_row(part.point, list(limits)) for part in of))
 
 
@@ -62,7 +62,7 @@ def _against_rate(
 ) -> Chart:
     return Chart(
         f"{title} against rate",
-        Axis("requests/s due"),
+        Axis("arrivals/s"),
         Axis(title.lower(), Unit.SECONDS, log=True),
         (
             curve("p99", of, lambda point: point.rate, tail, hue=0),
@@ -75,7 +75,7 @@ def _against_rate(
 
 def _answer(results: Results) -> str:
     found = goodput(results)
-    beyond = "" if found.failed_rate is None else f"; {digits(found.failed_rate)} requests/s did not"
+    beyond = "" if found.failed_rate is None else f"; {digits(found.failed_rate)} arrivals/s did not"
     if found.point is None:
         return f"No rate that was tried kept the objectives{beyond}."
-    return f"Goodput: {digits(found.point.rate)} requests/s kept every objective{beyond}."
+    return f"Goodput: {digits(found.point.rate)} arrivals/s kept every objective{beyond}."
