@@ -43,6 +43,9 @@ CASES: dict[str, Case] = {
     "wide group": Case((("heads", 14), ("kv_heads", 1), ("head_dim", 32))),
     "head 256": Case((("heads", 2), ("kv_heads", 1), ("head_dim", 256), ("layers", 1))),
     "head 96": Case((("heads", 3), ("kv_heads", 3), ("head_dim", 96)), kv="int8"),
+    "plain avx512": Case(isa="avx512vnni", weights="int4"),
+    "plain avx512, bf16": Case(isa="avx512vnni", weights="bf16"),
+    "int4 weights, odd sizes": Case((("dim", 72), ("head_dim", 24), ("ffn_dim", 104)), weights="int4"),
     "avx2": Case(isa="avx2", weights="int4"),
     "avx2, bf16": Case(isa="avx2", weights="bf16"),
     "avx2, int8 kv": Case(isa="avx2", kv="int8"),
@@ -142,7 +145,7 @@ def test_random_ragged_histories_in_shuffled_pages_give_the_same_bits(name: str,
     assert compared > 50
 
 
-@pytest.mark.parametrize("name", ["int8 weights", "int4 weights", "int8 kv", "window", "bf16 weights", "avx2"])
+@pytest.mark.parametrize("name", ["int8 weights", "int4 weights", "int8 kv", "window", "bf16 weights", "plain avx512", "avx2"])
 def test_token_by_token_gives_the_bits_of_one_shot(name: str) -> None:
     case = CASES[name]
     runner, truth = runner_of(case), truth_of(case)[0]
@@ -154,9 +157,10 @@ def test_token_by_token_gives_the_bits_of_one_shot(name: str) -> None:
 
 @pytest.mark.parametrize("others", [1, 2, 7, 31, 63])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_company_changes_no_bit(others: int, threads: int) -> None:
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_company_changes_no_bit(others: int, threads: int, weights: WeightsFormat) -> None:
     """A decode at depth 599 beside up to 63 decodes and prompts of other depths."""
-    case = Case()
+    case = Case(weights=weights)
     chance = random.Random(others)
     runner, truth = runner_of(case, threads, pages=64 * 40), truth_of(case)
     depths = [599, *(chance.randrange(0, 600) for _ in range(others))]

@@ -235,7 +235,7 @@ def test_a_cpu_without_the_instructions_is_told_what_it_lacks(monkeypatch: pytes
     monkeypatch.setattr("segue_model.runner.native.build.cpu_features", lambda: frozenset({"avx2", "fma"}))
     with pytest.raises(NativeUnavailable, match="cannot run avx2: it lacks f16c"):
         choose_isa("avx2")
-    with pytest.raises(NativeUnavailable, match="isa must be one of avx512bf16, avx512vnni, avx2, portable"):
+    with pytest.raises(NativeUnavailable, match="isa must be one of avx512amx, avx512bf16, avx512vnni, avx2, portable"):
         choose_isa("sse9")
     assert choose_isa() == "portable"
 
@@ -245,6 +245,17 @@ def test_intel_and_amd_get_the_bf16_kernels_that_suit_them(monkeypatch: pytest.M
     for vendor, expected in (("AuthenticAMD", "avx512bf16"), ("GenuineIntel", "avx512vnni")):
         monkeypatch.setattr("segue_model.runner.native.build._cpu_info", lambda _, vendor=vendor: vendor)
         assert choose_isa() == expected
+
+
+def test_a_refused_matrix_unit_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes may forbid the system call that asks for it."""
+    monkeypatch.setattr("segue_model.runner.native.build.cpu_features", lambda: ISAS["avx512amx"].features)
+    monkeypatch.setattr("segue_model.runner.native.build._cpu_info", lambda _: "GenuineIntel")
+    for granted, expected in ((True, "avx512amx"), (False, "avx512vnni")):
+        monkeypatch.setattr("segue_model.runner.native.build.may_use_matrix_unit", lambda granted=granted: granted)
+        assert choose_isa() == expected
+    with pytest.raises(NativeUnavailable, match="does not let this process use the matrix unit"):
+        choose_isa("avx512amx")
 
 
 def test_concurrent_builds_end_with_one_whole_library(tmp_path: Path) -> None:

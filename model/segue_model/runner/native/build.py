@@ -4,6 +4,7 @@ The key is a hash of sources, flags and processor features, so an upgrade or ano
 builds its own. Concurrent builds are safe: each compiles in a directory of its own and renames its result into place.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -48,6 +49,7 @@ class Isa:
     features: frozenset[str]  # of /proc/cpuinfo, all needed
     flags: tuple[str, ...]
     preferred_on: str | None = None  # a vendor; on others, only when asked for
+    matrix_unit: bool = False  # needs the kernel's leave
 
 
 _AVX512: Final = Isa(
@@ -55,6 +57,11 @@ _AVX512: Final = Isa(
     ("-O3", "-DSEGUE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"),
 )
 ISAS: Final = {  # best first
+    "avx512amx": Isa(
+        _AVX512.features | {"avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"},
+        (*_AVX512.flags, "-mavx512bf16", "-mavx512fp16", "-DSEGUE_BF16_DOT", "-DSEGUE_AMX"),
+        matrix_unit=True,
+    ),
     # AMD multiplies pairs of bf16 as fast as floats; on Intel's cores up to Sapphire Rapids two FMAs take less time.
     "avx512bf16": Isa(
         _AVX512.features | {"avx512_bf16"},
@@ -87,13 +94,24 @@ def choose_isa(isa: str | None = None) -> str:
     features = cpu_features()
     if isa is None:
         vendors = (None, _cpu_info("vendor_id"))
-        return next(n for n, each in ISAS.items() if each.features <= features and each.preferred_on in vendors)
+        suited = (n for n, each in ISAS.items() if each.features <= features and each.preferred_on in vendors)
+        return next(n for n in suited if not ISAS[n].matrix_unit or may_use_matrix_unit())
     if isa not in ISAS:
         raise NativeUnavailable(f"isa must be one of {', '.join(ISAS)}, got {isa}")
     missing = ISAS[isa].features - features
     if missing:
         raise NativeUnavailable(f"this CPU cannot run {isa}: it lacks {', '.join(sorted(missing))}")
+    if ISAS[isa].matrix_unit and not may_use_matrix_unit():
+        raise NativeUnavailable(f"the system does not let this process use the matrix unit that {isa} needs")
     return isa
+
+
+def may_use_matrix_unit() -> bool:
+    """Ask Linux to let this process use the tiles of AMX; a thread that did without asking would be killed."""
+    if not sys.platform.startswith("linux"):
+        return False
+    arch_prctl, req_xcomp_perm, xtiledata = 158, 0x1023, 18  # arch/x86/include/uapi/asm/prctl.h; 158 on x86-64
+    return ctypes.CDLL(None).syscall(arch_prctl, req_xcomp_perm, xtiledata) == 0
 
 
 def cpu_features() -> frozenset[str]:

@@ -20,17 +20,23 @@ struct Activations {
   float* scale = nullptr;     // [rows][groups]
   float* weighted = nullptr;  // [rows][groups]     scale * sum of the group's codes: meets the weights' least
   int32_t* zero = nullptr;    // [rows][groups * 2] -128 * sum of a half group's codes: meets the weights' + 128
-  Narrow* narrow = nullptr;   // [rows][groups * 32] for bf16 weights
+  Narrow* narrow = nullptr;   // for weights that want them: [rows / block][groups][block][32]
+  int block = 1;              // rows; the matrix unit loads tiles of them
+
+  Narrow* narrow_at(int row, int group) const {
+    return narrow + (size_t(row / block * groups + group) * block + row % block) * kGroup;
+  }
 
   static Activations take(Arena& arena, int rows, int groups) {
     const size_t n = size_t(rows) * groups;
     Activations a;
     a.groups = groups;
+    if (kMatrixUnit && rows > 1) a.block = 2 * kTile;
     a.codes = arena.take<int8_t>(n * kGroup);
     a.scale = arena.take<float>(n);
     a.weighted = arena.take<float>(n);
     a.zero = arena.take<int32_t>(n * 2);
-    a.narrow = arena.take<Narrow>(n * kGroup);
+    a.narrow = arena.take<Narrow>(round_up(rows, a.block) * groups * kGroup);
     return a;
   }
 };
@@ -59,8 +65,8 @@ SEGUE_INLINE void prepare_row(const Activations& a, int row, Needs needs, Value 
     const F32 low = value(group * kGroup), high = value(group * kGroup + 16);
     if (needs.integer) quantise_group(a, at, low, high);
     if (needs.bf16) {
-      store_narrow(a.narrow + at * kGroup, low);
-      store_narrow(a.narrow + at * kGroup + 16, high);
+      store_narrow(a.narrow_at(row, group), low);
+      store_narrow(a.narrow_at(row, group) + 16, high);
     }
   }
 }

@@ -85,16 +85,20 @@ struct Multiplier final : Task {
 };
 
 struct LinearTask final : Task {
-  LinearTask(Pool& of, const Matrix& weights, const Activations& inputs, int count, const Output& to)
-      : pool(of), matrix(weights), x(inputs), rows(count), out(to) {}
-  void work(int) override {
-    pool.share(matrix.pairs, [&](int begin, int end) { linear_pairs(matrix, begin, end, x, rows, out); });
+  LinearTask(Pool& of, const Matrix& weights, const Activations& inputs, int count, const Output& to,
+             const std::vector<LinearScratch>& of_threads)
+      : pool(of), matrix(weights), x(inputs), rows(count), out(to), scratch(of_threads) {}
+  void work(int thread) override {
+    pool.share(matrix.pairs,
+               [&](int begin, int end) { linear_pairs(matrix, begin, end, x, rows, out, scratch[thread]); });
+    release_matrix_unit();
   }
   Pool& pool;
   const Matrix& matrix;
   const Activations& x;
   int rows;
   const Output& out;
+  const std::vector<LinearScratch>& scratch;
 };
 
 }  // namespace
@@ -232,9 +236,12 @@ SEGUE_API double segue_linear(Runner* runner, int32_t slot, int32_t layer, const
     segue::prepare(inputs, i, needs, row.data());
   }
   const segue::Output output{out, size_t(matrix.pairs) * segue::kPairRows};
+  std::vector<segue::LinearScratch> scratch;
+  for (int i = 0; i < runner->model.shape.threads; i++)
+    scratch.push_back(segue::LinearScratch::take(arena, matrix.groups));
   double best = 1e9;
   for (int i = 0; i < repeats; i++) {
-    segue::LinearTask task(runner->model.pool, matrix, inputs, rows, output);
+    segue::LinearTask task(runner->model.pool, matrix, inputs, rows, output, scratch);
     const auto begin = std::chrono::steady_clock::now();
     runner->model.pool.run(task);
     best = std::min(best, segue::seconds_since(begin));

@@ -8,6 +8,9 @@
 #include <type_traits>
 
 #include "kv_page.h"
+#if defined(SEGUE_AMX)
+#include "attention_amx.h"
+#endif
 
 namespace segue {
 
@@ -92,31 +95,81 @@ inline void soften(Weights& w, int query, int begin, int end, int base, Sight si
   out.total[query] = sum(total);
 }
 
+// The queries of a tile in one segment, whose pages [begin, end) of the table are looked at.
+struct SegmentOfTile {
+  const PageTable& table;
+  int width, queries, begin, end;
+
+  int first_page() const { return begin * kPage / kSegment * (kSegment / kPage); }
+  int column(int page) const { return (page - first_page()) * kPage; }
+};
+
+template <class Page>
+SEGUE_INLINE void prefetch_page(const SegmentOfTile& of, int index) {
+  if (!of.table.cold || index >= of.end) return;
+  const uint8_t* ahead = of.table.page(index);
+  for (size_t i = 0; i < Page::bytes(of.width); i += 64) prefetch(ahead + i);
+}
+
+// Scores of all queries against all pages of the segment, to weights.plain.
+template <class Page>
+inline void score_segment(const SegmentOfTile& of, AttentionScratch& scratch) {
+  for (int index = of.begin; index < of.end; index++) {
+    prefetch_page<Page>(of, index + 2);
+    in_pieces<kTileQueries>(of.queries, [&](int query, auto n) {
+      Page::template score<n.value>(of.table.page(index), of.width, scratch.queries, query, scratch.weights,
+                                    of.column(index));
+    });
+  }
+}
+
+// Weights times values, positions ascending.
+template <class Page>
+inline void mix_segment(const SegmentOfTile& of, const Weights& weights, float* mixed) {
+  std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
+  for (int index = of.begin; index < of.end; index++)
+    in_pieces<kTileQueries>(of.queries, [&](int query, auto n) {
+      in_pieces<kMixVectors>(of.width / kLanes, [&](int vector, auto v) {
+        Page::template mix<n.value, v.value>(of.table.page(index), of.width, weights, query, of.column(index),
+                                             vector * kLanes, mixed);
+      });
+    });
+}
+
+#if defined(SEGUE_AMX)
+template <>
+inline void score_segment<PageBf16>(const SegmentOfTile& of, AttentionScratch& scratch) {
+  use_attention_tiles(of.queries);
+  for (int index = of.begin; index < of.end; index++) {
+    prefetch_page<PageBf16>(of, index + 2);
+    const uint8_t* page = of.table.page(index);
+    if (index % 2 == 0)
+      score_on_tiles<0>(page, of.width, scratch.queries, scratch.weights, of.column(index));
+    else
+      score_on_tiles<1>(page, of.width, scratch.queries, scratch.weights, of.column(index));
+  }
+}
+
+template <>
+inline void mix_segment<PageBf16>(const SegmentOfTile& of, const Weights& weights, float* mixed) {
+  in_pieces<4>(of.width / kLanes, [&](int vector, auto v) {
+    const auto values = [&](int i) {
+      return of.table.page(of.begin + i) + (size_t(kPage) * of.width + vector * kLanes * 2) * 2;
+    };
+    mix_on_tiles<v.value>(values, of.end - of.begin, of.width, weights, of.column(of.begin), mixed + vector * kLanes);
+  });
+}
+#endif
+
 // One segment for all queries of a tile. pages [begin, end) of the table lie in the segment.
 template <class Page>
 inline void attend_segment(const PageTable& table, int width, int queries, const Sight* sights, int begin, int end,
                            AttentionScratch& scratch, Partial& out) {
-  const int base = begin * kPage / kSegment * kSegment, first_page = base / kPage;
-  Weights& w = scratch.weights;
-  for (int index = begin; index < end; index++) {
-    if (table.cold && index + 2 < end) {
-      const uint8_t* ahead = table.page(index + 2);
-      for (size_t i = 0; i < Page::bytes(width); i += 64) prefetch(ahead + i);
-    }
-    in_pieces<kTileQueries>(queries, [&](int query, auto n) {
-      Page::template score<n.value>(table.page(index), width, scratch.queries, query, w, (index - first_page) * kPage);
-    });
-  }
-  clear(out, queries, width);
+  const SegmentOfTile of{table, width, queries, begin, end};
+  score_segment<Page>(of, scratch);
   for (int query = 0; query < queries; query++)
-    soften<Page>(w, query, (begin - first_page) * kPage, (end - first_page) * kPage, base, sights[query], out);
-  for (int index = begin; index < end; index++)
-    in_pieces<kTileQueries>(queries, [&](int query, auto n) {
-      in_pieces<kMixVectors>(width / kLanes, [&](int vector, auto v) {
-        Page::template mix<n.value, v.value>(table.page(index), width, w, query, (index - first_page) * kPage,
-                                             vector * kLanes, out.mixed);
-      });
-    });
+    soften<Page>(scratch.weights, query, of.column(begin), of.column(end), of.first_page() * kPage, sights[query], out);
+  mix_segment<Page>(of, scratch.weights, out.mixed);
 }
 
 // merged := merged and then `next`, which covers later positions.

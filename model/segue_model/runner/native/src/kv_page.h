@@ -17,7 +17,7 @@ namespace segue {
 constexpr int kPage = 16;           // positions
 constexpr int kSegment = 256;       // positions of a segment of attention, counted from position 0
 constexpr int kMaxWidth = 256;      // largest head
-constexpr int kQueries = 12;        // queries of one KV head that walk its pages together
+constexpr int kQueries = kMatrixUnit ? 16 : 12;  // queries of one KV head that walk its pages together
 
 enum class KvType : int32_t { float32 = 0, bf16 = 1, int8 = 2 };
 

@@ -6,6 +6,9 @@
 #include "linear_bf16.h"
 #include "linear_q4.h"
 #include "linear_q8.h"
+#if defined(SEGUE_AMX)
+#include "linear_amx.h"
+#endif
 
 namespace segue {
 namespace {
@@ -29,11 +32,11 @@ const Kernels& kernels_of(Form form, std::index_sequence<Rows...>) {
 
 }  // namespace
 
-void finish_tile(const float* results, int rows, const Output& out, int row, int col) {
+void finish_tile(const float* results, int rows, const Output& out, int row, int col, float unit) {
   for (int m = 0; m < rows; m++)
     for (int n = 0; n < kPairRows; n += kTile) {
       float* at = out.data + (row + m) * out.stride + col + n;
-      F32 value = load(results + m * kPairRows + n);
+      F32 value = mul(load(results + m * kPairRows + n), splat(unit));
       if (out.bias != nullptr) value = add(value, load(out.bias + col + n));
       if (out.epilogue == Epilogue::add) value = add(load(at), value);
       if (out.epilogue == Epilogue::swiglu) value = swiglu(load(at), value);
@@ -41,7 +44,18 @@ void finish_tile(const float* results, int rows, const Output& out, int row, int
     }
 }
 
-void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out) {
+#if defined(SEGUE_AMX)
+void release_matrix_unit() { TileShapes::release(); }
+#else
+void release_matrix_unit() {}
+#endif
+
+void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,
+                  [[maybe_unused]] const LinearScratch& scratch) {
+#if defined(SEGUE_AMX)
+  if (matrix.form == Form::Q4) return amx_pairs<WeightsQ4>(matrix, first, last, x, rows, out, scratch.tiles);
+  if (matrix.form == Form::Bf16) return amx_pairs<WeightsBf16>(matrix, first, last, x, rows, out, scratch.tiles);
+#endif
   const Kernels& kernels = kernels_of(matrix.form, std::make_index_sequence<kTileRows>{});
   const int tiles = (rows + kTileRows - 1) / kTileRows;
   for (int pair = first; pair < last; pair++)

@@ -4,7 +4,20 @@
 
 namespace segue {
 
+// What a thread needs beside its inputs to work on matrices of up to `groups` groups.
+struct LinearScratch {
+  uint8_t* tiles = nullptr;  // [groups][2][1024] weights on their way to the matrix unit
+
+  static LinearScratch take(Arena& arena, int groups) {
+    return {kMatrixUnit ? arena.take<uint8_t>(size_t(groups < 4 ? 4 : groups) * 2048) : nullptr};
+  }
+};
+
 // Pairs first .. last - 1 of the matrix, for all `rows` rows of x.
-void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out);
+void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,
+                  const LinearScratch& scratch);
+
+// At the end of a thread's work: the state of the matrix unit need not be kept any longer.
+void release_matrix_unit();
 
 }  // namespace segue

@@ -20,8 +20,8 @@ struct Output {
   Epilogue epilogue = Epilogue::store;  // swiglu: out = silu(out) * result, where out holds the gate
 };
 
-// results: [rows][2][16], the tile whose first output is out[row][col]
-void finish_tile(const float* results, int rows, const Output& out, int row, int col);
+// results: [rows][2][16] in units of `unit`, the tile whose first output is out[row][col]
+void finish_tile(const float* results, int rows, const Output& out, int row, int col, float unit = 1.0f);
 
 template <int Rows>
 struct Accumulators {

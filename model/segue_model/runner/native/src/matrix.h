@@ -16,9 +16,15 @@
 //
 // A weight is scale * code + least. In a 4-bit byte of step i, lane r, the low nibble j is column 4 i + j of the group
 // and the high nibble column 16 + 4 i + j. Rows are padded to whole pairs and columns to whole groups with zeros.
+//
+// Where there is a matrix unit, Q4 lies the way linear_amx.h takes it apart: the 16-bit word w of step i, lane r holds
+// columns 8 i + w, 8 i + 2 + w, 8 i + 4 + w and 8 i + 6 + w of the group, the first in its lowest bits; the scale is
+// multiplied with 2^(18 - exponent), the least with 2^-exponent.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "simd.h"
 
 namespace segue {
 
@@ -46,6 +52,7 @@ struct Matrix {
   int rows = 0, cols = 0;
   int groups = 0;  // of 32 columns, the last one padded
   int pairs = 0;   // of 32 rows, the last one padded
+  int exponent = 0;  // Q4 for the matrix unit: weights are in units of 2^exponent
   size_t pair_bytes = 0;
   uint8_t* data = nullptr;
 
@@ -57,7 +64,8 @@ struct Matrix {
     const size_t scales = size_t(groups) * 2 * block_bytes(form);
     return data + (tile / 2) * pair_bytes + scales + (size_t(group / kSuperGroups) * 2 + tile % 2) * 64;
   }
-  bool integer() const { return form != Form::Bf16; }
+  bool for_matrix_unit() const { return kMatrixUnit && (form == Form::Q4 || form == Form::Bf16); }
+  bool integer() const { return form != Form::Bf16 && !for_matrix_unit(); }  // inputs are rounded to int8
 };
 
 }  // namespace segue

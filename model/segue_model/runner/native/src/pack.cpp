@@ -1,5 +1,7 @@
 #include "pack.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "half.h"
@@ -19,10 +21,22 @@ T get(const uint8_t* at, int lane) {
   return value;
 }
 
-void put_nibbles(uint8_t* block, int lane, const uint8_t codes[kGroup]) {
-  for (int step = 0; step < 4; step++)
-    for (int j = 0; j < 4; j++)
-      block[step * 64 + lane * 4 + j] = static_cast<uint8_t>(codes[4 * step + j] | codes[16 + 4 * step + j] << 4);
+// Where the code of column i of a group lies.
+struct Place {
+  int byte, shift;
+};
+
+Place place_of(const Matrix& matrix, int lane, int i) {
+  if (!matrix.for_matrix_unit()) return {i % 16 / 4 * 64 + lane * 4 + i % 4, i / 16 * 4};
+  const int in_word = i / 2 % 4;
+  return {i / 8 * 64 + lane * 4 + i % 2 * 2 + in_word / 2, in_word % 2 * 4};
+}
+
+void put_nibbles(const Matrix& matrix, uint8_t* block, int lane, const uint8_t codes[kGroup]) {
+  for (int i = 0; i < kGroup; i++) {
+    const Place place = place_of(matrix, lane, i);
+    block[place.byte] = static_cast<uint8_t>(block[place.byte] | codes[i] << place.shift);
+  }
 }
 
 void put_bytes(uint8_t* block, int lane, const uint8_t codes[kGroup], int shift) {
@@ -30,17 +44,20 @@ void put_bytes(uint8_t* block, int lane, const uint8_t codes[kGroup], int shift)
     for (int j = 0; j < 4; j++) block[step * 64 + lane * 4 + j] = static_cast<uint8_t>(codes[4 * step + j] + shift);
 }
 
+// Power of two that scales of Q4 are stored with.
+int scale_exponent(const Matrix& matrix) { return matrix.for_matrix_unit() ? 18 - matrix.exponent : 0; }
+
 void put_group(const Matrix& matrix, int row, int index, const Group& group) {
   const int tile = row / kTile, lane = row % kTile;
   uint8_t* block = matrix.block(tile, index);
   switch (matrix.form) {
     case Form::Q4:
-      put_nibbles(block, lane, group.codes);
-      put(block + 256, lane, to_f16(group.scale[0]));
-      put(block + 288, lane, to_f16(group.least));
+      put_nibbles(matrix, block, lane, group.codes);
+      put(block + 256, lane, to_f16(std::ldexp(group.scale[0], scale_exponent(matrix))));
+      put(block + 288, lane, to_f16(std::ldexp(group.least, -matrix.exponent)));
       return;
     case Form::Q4K:
-      put_nibbles(block, lane, group.codes);
+      put_nibbles(matrix, block, lane, group.codes);
       put(block + 256, lane, group.super_scale);
       put(block + 272, lane, group.super_least);
       put(matrix.super(tile, index), lane, group.d);
@@ -69,9 +86,9 @@ void put_values(const Matrix& matrix, int row, int index, const float values[kGr
   for (int i = 0; i < kGroup; i++) put(block + (i / 2) * 64, (row % kTile) * 2 + i % 2, to_bf16(values[i]));
 }
 
-int nibble(const uint8_t* block, int lane, int i) {
-  const uint8_t byte = block[(i % 16 / 4) * 64 + lane * 4 + i % 4];
-  return i < 16 ? byte & 15 : byte >> 4;
+int nibble(const Matrix& matrix, const uint8_t* block, int lane, int i) {
+  const Place place = place_of(matrix, lane, i);
+  return block[place.byte] >> place.shift & 15;
 }
 
 int byte(const uint8_t* block, int lane, int i) { return block[(i / 4) * 64 + lane * 4 + i % 4]; }
@@ -83,11 +100,13 @@ float weight(const Matrix& matrix, int row, int col) {
   const uint8_t* block = matrix.block(tile, col / kGroup);
   switch (matrix.form) {
     case Form::Q4:
-      return half(block + 256, lane) * static_cast<float>(nibble(block, lane, i)) + half(block + 288, lane);
+      return std::ldexp(half(block + 256, lane), -scale_exponent(matrix)) *
+                 static_cast<float>(nibble(matrix, block, lane, i)) +
+             std::ldexp(half(block + 288, lane), matrix.exponent);
     case Form::Q4K: {
       const uint8_t* super = matrix.super(tile, col / kGroup);
       const float scale = half(super, lane) * block[256 + lane], least = half(super + 32, lane) * block[272 + lane];
-      return scale * static_cast<float>(nibble(block, lane, i)) - least;
+      return scale * static_cast<float>(nibble(matrix, block, lane, i)) - least;
     }
     case Form::Q8: return half(block + 512, lane) * static_cast<float>(byte(block, lane, i) - 128);
     case Form::Q8Min:
@@ -97,6 +116,16 @@ float weight(const Matrix& matrix, int row, int col) {
     case Form::Bf16: return from_bf16(get<uint16_t>(block + (i / 2) * 64, lane * 2 + i % 2));
   }
   return 0;
+}
+
+// What linear_amx.h can take: a scale of at most 2^-7 and a least of at most 2^-3 have a reach of at most 1.
+float reach(const Group& group) {
+  return std::fmax(std::fabs(group.scale[0]) * 0x1p7f, std::fabs(group.least) * 0x1p3f);
+}
+
+// The smallest e with value <= 2^e. A matrix of zeros, or one that is not finite, is stored as it is.
+int exponent_above(float value) {
+  return value > 0 && std::isfinite(value) ? std::clamp(std::ilogb(value) + 1, -60, 60) : 0;
 }
 
 Matrix shaped(Form form, int rows, int cols) {
@@ -117,17 +146,30 @@ Matrix pack(Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows,
   Matrix matrix = shaped(form_of(stored, rounding), count, cols);
   matrix.data = arena.take<uint8_t>(matrix.pair_bytes * matrix.pairs);
   const size_t stride = row_bytes(stored, cols);
-  for (int row = 0; row < count; row++) {
-    for (int index = 0; index < matrix.groups; index++) {
-      const uint8_t* at = rows + row * stride;
+  const auto group_of = [&](int row, int index) {
+    if (!is_float(stored)) return stored_group(stored, rows + row * stride, index);
+    float values[kGroup];
+    float_group(stored, rows + row * stride, cols, index, values);
+    return rounded_group(rounding, values);
+  };
+  const auto each_group = [&](auto visit) {
+    for (int row = 0; row < count; row++)
+      for (int index = 0; index < matrix.groups; index++) visit(row, index);
+  };
+  if (matrix.form == Form::Bf16) {
+    each_group([&](int row, int index) {
       float values[kGroup];
-      if (is_float(stored)) float_group(stored, at, cols, index, values);
-      if (matrix.form == Form::Bf16)
-        put_values(matrix, row, index, values);
-      else
-        put_group(matrix, row, index, is_float(stored) ? rounded_group(rounding, values) : stored_group(stored, at, index));
-    }
+      float_group(stored, rows + row * stride, cols, index, values);
+      put_values(matrix, row, index, values);
+    });
+    return matrix;
   }
+  if (matrix.for_matrix_unit()) {
+    float highest = 0;
+    each_group([&](int row, int index) { highest = std::fmax(highest, reach(group_of(row, index))); });
+    matrix.exponent = exponent_above(highest);
+  }
+  each_group([&](int row, int index) { put_group(matrix, row, index, group_of(row, index)); });
   return matrix;
 }
 

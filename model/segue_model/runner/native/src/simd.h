@@ -34,6 +34,11 @@
 namespace segue {
 
 constexpr int kLanes = 16;
+#if defined(SEGUE_AMX)
+constexpr bool kMatrixUnit = true;  // tiles.h
+#else
+constexpr bool kMatrixUnit = false;
+#endif
 
 SEGUE_INLINE F32 zero() { return splat(0.0f); }
 

@@ -36,6 +36,7 @@ Step::Step(Model& model)
     lone_mixed_.push_back(Activations::take(arena_, 1, q_width_ / kGroup));
     lone_hidden_.push_back(Activations::take(arena_, 1, ffn_width_ / kGroup));
     scratch_.push_back(std::make_unique<AttentionScratch>());
+    linear_scratch_.push_back(LinearScratch::take(arena_, std::max({dim_, q_width_, ffn_width_}) / kGroup));
   }
 }
 
@@ -80,6 +81,7 @@ void Step::work(int thread) {
     ffn_block(model_.layers[index], thread);
   }
   if (!window_.logit_rows.empty()) head(thread);
+  release_matrix_unit();
 }
 
 void Step::embed(int) {
@@ -104,9 +106,10 @@ const Activations& Step::prepare_rows(Activations& shared, std::vector<Activatio
   return shared;
 }
 
-void Step::linear(const Matrix& matrix, const Activations& x, int rows, const Output& out) {
-  model_.pool.share(matrix.pairs,
-                    [&](int begin, int end) { linear_pairs(matrix, begin, end, x, rows, out); });
+void Step::linear(const Matrix& matrix, const Activations& x, int rows, const Output& out, int thread) {
+  model_.pool.share(matrix.pairs, [&](int begin, int end) {
+    linear_pairs(matrix, begin, end, x, rows, out, linear_scratch_[thread]);
+  });
   model_.pool.barrier();
 }
 
@@ -117,7 +120,7 @@ void Step::attention_block(const Layer& layer, int index, int thread) {
   const Activations& x = prepare_rows(of_dim_, lone_dim_, window_.rows(), thread, [&](Activations& to, int row) {
     norm_and_prepare(to, row, for_qkv, x_ + size_t(row) * dim_, layer.attention_norm, shape.dim, shape.eps);
   });
-  project_qkv(layer, x);
+  project_qkv(layer, x, thread);
   AttentionScratch& scratch = *scratch_[thread];
   if (window_.appends_first) append_all(layer, index, scratch);
   pool.share_singly(static_cast<int>(window_.items.size()),
@@ -126,11 +129,11 @@ void Step::attention_block(const Layer& layer, int index, int thread) {
   const Activations& mixed = prepare_rows(of_mixed_, lone_mixed_, window_.rows(), thread, [&](Activations& to, int row) {
     prepare(to, row, for_wo, mixed_ + size_t(row) * q_width_);
   });
-  linear(layer.wo, mixed, window_.rows(), {x_, size_t(dim_), nullptr, Epilogue::add});
+  linear(layer.wo, mixed, window_.rows(), {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
 }
 
 // Q, K and V side by side, as one round of work.
-void Step::project_qkv(const Layer& layer, const Activations& x) {
+void Step::project_qkv(const Layer& layer, const Activations& x, int thread) {
   const size_t stride = q_width_ + 2 * kv_width_;
   const Matrix* matrices[] = {&layer.wq, &layer.wk, &layer.wv};
   const int columns[] = {0, q_width_, q_width_ + kv_width_};
@@ -139,7 +142,8 @@ void Step::project_qkv(const Layer& layer, const Activations& x) {
       const int first = std::max(begin - base, 0), last = std::min(end - base, matrices[part]->pairs);
       const float* bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + columns[part];
       if (first < last)
-        linear_pairs(*matrices[part], first, last, x, window_.rows(), {qkv_ + columns[part], stride, bias});
+        linear_pairs(*matrices[part], first, last, x, window_.rows(), {qkv_ + columns[part], stride, bias},
+                     linear_scratch_[thread]);
     }
   });
   model_.pool.barrier();
@@ -154,14 +158,14 @@ void Step::ffn_block(const Layer& layer, int thread) {
   });
   const Output gate{hidden_, size_t(ffn_width_)}, up{hidden_, size_t(ffn_width_), nullptr, Epilogue::swiglu};
   model_.pool.share(layer.gate.pairs, [&](int begin, int end) {
-    linear_pairs(layer.gate, begin, end, x, rows, gate);
-    linear_pairs(layer.up, begin, end, x, rows, up);
+    linear_pairs(layer.gate, begin, end, x, rows, gate, linear_scratch_[thread]);
+    linear_pairs(layer.up, begin, end, x, rows, up, linear_scratch_[thread]);
   });
   model_.pool.barrier();
   const Activations& hidden = prepare_rows(of_hidden_, lone_hidden_, rows, thread, [&](Activations& to, int row) {
     prepare(to, row, for_down, hidden_ + size_t(row) * ffn_width_);
   });
-  linear(layer.down, hidden, rows, {x_, size_t(dim_), nullptr, Epilogue::add});
+  linear(layer.down, hidden, rows, {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
 }
 
 void Step::head(int thread) {
@@ -172,7 +176,7 @@ void Step::head(int thread) {
     const float* from = x_ + size_t(window_.logit_rows[row]) * dim_;
     norm_and_prepare(to, row, needs, from, model_.norm, shape.dim, shape.eps);
   });
-  linear(model_.head, x, rows, {logits_, size_t(padded(shape.vocab))});
+  linear(model_.head, x, rows, {logits_, size_t(padded(shape.vocab))}, thread);
 }
 
 void Step::append_all(const Layer& layer, int index, AttentionScratch& scratch) {

@@ -25,8 +25,8 @@ class Step final : public Task {
   template <class Prepare>
   const Activations& prepare_rows(Activations& shared, std::vector<Activations>& lone, int rows, int thread,
                                   Prepare prepare);
-  void linear(const Matrix& matrix, const Activations& x, int rows, const Output& out);
-  void project_qkv(const Layer& layer, const Activations& x);
+  void linear(const Matrix& matrix, const Activations& x, int rows, const Output& out, int thread);
+  void project_qkv(const Layer& layer, const Activations& x, int thread);
 
   void append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch);
   void append_all(const Layer& layer, int index, AttentionScratch& scratch);
@@ -51,6 +51,7 @@ class Step final : public Task {
   Activations of_dim_, of_mixed_, of_hidden_;                              // [rows]
   std::vector<Activations> lone_dim_, lone_mixed_, lone_hidden_;           // one row for each thread
   std::vector<std::unique_ptr<AttentionScratch>> scratch_;                 // for each thread
+  std::vector<LinearScratch> linear_scratch_;                              // for each thread
 };
 
 }  // namespace segue

@@ -1,0 +1,163 @@
+// Linears on the matrix unit: tiles of 16 rows of inputs in bf16 times 16 outputs, summed over all columns inside the
+// unit. 4-bit weights become bf16 on the way, once for all rows.
+//
+// Order of reduction: steps of 32 columns ascending, inside a step as tiles.h says. A row's result is the same bits
+// whatever the number of rows, so one kernel serves a lone token and a long prompt.
+#pragma once
+#include <algorithm>
+
+#include "linear_tile.h"
+#include "tiles.h"
+
+namespace segue {
+
+constexpr int kRowTile = 16;
+
+// Blocks of Q4 as [16][16][2] bf16, in the matrix's units of 2^exponent.
+//
+// Arithmetic is that of half floats: a code moved to bits 6 .. 9 or 2 .. 5 is the subnormal code * 2^-18 or * 2^-22, so
+// that one multiply-add makes the weight. Its magnitude is below 2, so dropping three bits of mantissa (rounded) and
+// setting three more bits of exponent makes it bf16. A half float below 2^-14 would need more exponent; it becomes
+// something below 2^-14, which is no more than rounding does to large weights.
+struct WeightsQ4 {
+  static constexpr bool kReady = false;
+  static constexpr int kBytes = block_bytes(Form::Q4);
+
+  static SEGUE_INLINE void widen(const uint8_t* block, uint8_t* tile) {
+    const __m512i scales = _mm512_loadu_si512(block + 256), twice = twice_each();
+    const __m512h coarse = reinterpret_cast<__m512h>(_mm512_permutexvar_epi16(twice, scales));
+    const __m512h fine = _mm512_mul_ph(coarse, _mm512_set1_ph(16));
+    const __m512h least = reinterpret_cast<__m512h>(
+        _mm512_permutexvar_epi16(_mm512_add_epi16(twice, _mm512_set1_epi16(16)), scales));
+    SEGUE_UNROLL for (int i = 0; i < 4; i++) {
+      const __m512i codes = _mm512_loadu_si512(block + i * 64);
+      const __m512i left = _mm512_slli_epi16(codes, 2), right = _mm512_srli_epi16(codes, 6);
+      put(tile + i * 256, left, 0x03c, fine, least);
+      put(tile + i * 256 + 64, left, 0x3c0, coarse, least);
+      put(tile + i * 256 + 128, right, 0x03c, fine, least);
+      put(tile + i * 256 + 192, right, 0x3c0, coarse, least);
+    }
+  }
+
+ private:
+  // 0 0 1 1 .. 15 15
+  static SEGUE_INLINE __m512i twice_each() {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
+  }
+  static SEGUE_INLINE void put(uint8_t* to, __m512i codes, short mask, __m512h scale, __m512h least) {
+    const __m512h code = reinterpret_cast<__m512h>(_mm512_and_si512(codes, _mm512_set1_epi16(mask)));
+    const __m512i half = reinterpret_cast<__m512i>(_mm512_fmadd_ph(code, scale, least));
+    const __m512i shifted = _mm512_mulhrs_epi16(half, _mm512_set1_epi16(1 << 12));  // half >> 3, rounded
+    constexpr int kAndOr = 0xea;                                                    // a & b | c
+    _mm512_store_si512(to, _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi16(static_cast<short>(0x8fff)),
+                                                     _mm512_set1_epi16(0x3800), kAndOr));
+  }
+};
+
+// Blocks of bf16 are tiles already.
+struct WeightsBf16 {
+  static constexpr bool kReady = true;
+  static constexpr int kBytes = block_bytes(Form::Bf16);
+  static SEGUE_INLINE void widen(const uint8_t*, uint8_t*) {}
+};
+
+// Tiles 0 .. 3: sums, [16 rows][16 outputs]; 4, 5: inputs, [16 rows][32]; 6, 7: weights of the pair.
+inline void use_linear_tiles(int rows) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; tile++) shapes.set(tile, kRowTile, 64);
+  for (int tile : {0, 1, 4}) shapes.set(tile, std::min(rows, kRowTile), 64);
+  shapes.use();
+}
+
+// One step of 32 columns. x: [1 or 32 rows][32]
+template <bool Two>
+SEGUE_INLINE void tile_step(const uint8_t* first, const uint8_t* second, const Narrow* x) {
+  tile_load<4>(x, 64);
+  tile_load<6>(first, 64);
+  tile_dot<0, 4, 6>();
+  tile_load<7>(second, 64);
+  tile_dot<1, 4, 7>();
+  if constexpr (Two) {
+    tile_load<5>(x + kRowTile * kGroup, 64);
+    tile_dot<2, 5, 6>();
+    tile_dot<3, 5, 7>();
+  }
+}
+
+template <bool Two>
+SEGUE_INLINE void zero_sums() {
+  tile_zero<0>();
+  tile_zero<1>();
+  if constexpr (Two) {
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+}
+
+template <bool Two>
+SEGUE_INLINE void finish_sums(const Matrix& matrix, int pair, int row, int rows, const Output& out) {
+  alignas(64) float results[2 * kRowTile * kPairRows];
+  tile_store<0>(results, kPairRows * 4);
+  tile_store<1>(results + kTile, kPairRows * 4);
+  if constexpr (Two) {
+    tile_store<2>(results + kRowTile * kPairRows, kPairRows * 4);
+    tile_store<3>(results + kRowTile * kPairRows + kTile, kPairRows * 4);
+  }
+  finish_tile(results, rows, out, row, pair * kPairRows, std::ldexp(1.0f, matrix.exponent));
+}
+
+// Up to 32 rows: bound by memory, or by making bf16 of the weights, which then never leaves the first-level cache.
+template <class Weights, bool Two>
+inline void few_rows(const Matrix& matrix, int pair, const Activations& x, int rows, const Output& out, uint8_t* tiles) {
+  constexpr int kRing = 4;          // steps: a tile is loaded while the next one is made
+  constexpr size_t kAhead = 4096;   // bytes
+  const uint8_t* block = matrix.pair(pair);
+  zero_sums<Two>();
+  for (int g = 0; g < x.groups; g++, block += 2 * Weights::kBytes) {
+    SEGUE_UNROLL for (int i = 0; i < 2 * Weights::kBytes; i += 64) __builtin_prefetch(block + i + kAhead, 0, 3);
+    if constexpr (Weights::kReady) {
+      tile_step<Two>(block, block + Weights::kBytes, x.narrow_at(0, g));
+    } else {
+      uint8_t* made = tiles + g % kRing * 2 * kTileBytes;
+      Weights::widen(block, made);
+      Weights::widen(block + Weights::kBytes, made + kTileBytes);
+      tile_step<Two>(made, made + kTileBytes, x.narrow_at(0, g));
+    }
+  }
+  finish_sums<Two>(matrix, pair, 0, rows, out);
+}
+
+// More: the pair's weights become bf16 once, then meet 32 rows at a time.
+template <class Weights>
+inline void many_rows(const Matrix& matrix, int pair, const Activations& x, int rows, const Output& out,
+                      uint8_t* tiles) {
+  const uint8_t* weights = matrix.pair(pair);
+  if constexpr (!Weights::kReady) {
+    for (int block = 0; block < 2 * x.groups; block++)
+      Weights::widen(weights + block * Weights::kBytes, tiles + block * kTileBytes);
+    weights = tiles;
+  }
+  for (int row = 0; row < rows; row += 2 * kRowTile) {
+    zero_sums<true>();
+    for (int g = 0; g < x.groups; g++)
+      tile_step<true>(weights + 2 * g * kTileBytes, weights + (2 * g + 1) * kTileBytes, x.narrow_at(row, g));
+    finish_sums<true>(matrix, pair, row, std::min(rows - row, 2 * kRowTile), out);
+  }
+}
+
+template <class Weights>
+inline void amx_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,
+                      uint8_t* tiles) {
+  use_linear_tiles(rows);
+  for (int pair = first; pair < last; pair++) {
+    if (rows <= kRowTile)
+      few_rows<Weights, false>(matrix, pair, x, rows, out, tiles);
+    else if (rows <= 2 * kRowTile)
+      few_rows<Weights, true>(matrix, pair, x, rows, out, tiles);
+    else
+      many_rows<Weights>(matrix, pair, x, rows, out, tiles);
+  }
+}
+
+}  // namespace segue
