@@ -145,7 +145,9 @@ def test_random_ragged_histories_in_shuffled_pages_give_the_same_bits(name: str,
     assert compared > 50
 
 
-@pytest.mark.parametrize("name", ["int8 weights", "int4 weights", "int8 kv", "window", "bf16 weights", "plain avx512", "avx2"])
+@pytest.mark.parametrize(
+    "name", ["int8 weights", "int4 weights", "int8 kv", "window", "bf16 weights", "plain avx512", "avx2"]
+)
 def test_token_by_token_gives_the_bits_of_one_shot(name: str) -> None:
     case = CASES[name]
     runner, truth = runner_of(case), truth_of(case)[0]

@@ -111,7 +111,7 @@ def may_use_matrix_unit() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     arch_prctl, req_xcomp_perm, xtiledata = 158, 0x1023, 18  # arch/x86/include/uapi/asm/prctl.h; 158 on x86-64
-    return ctypes.CDLL(None).syscall(arch_prctl, req_xcomp_perm, xtiledata) == 0
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, req_xcomp_perm, xtiledata) == 0)
 
 
 def cpu_features() -> frozenset[str]:
