@@ -177,6 +177,18 @@ def test_a_mixed_experiment_answers_with_the_streams_p99() -> None:
     assert f"is {words.duration(p99s[1])} instead of {words.duration(p99s[0])} (+" in printed(mixed)
 
 
+def test_a_context_that_the_server_did_not_see_is_a_warning() -> None:
+    """A turn that was to be restored and was found warm must not pass for a fast restore."""
+    asked = made.point("history 256, restored", history_tokens=256, context=ContextKind.RESTORED)
+    turns = [
+        made.request(n, 0.1, [0.01], user=n, context=kind)
+        for n, kind in enumerate((ContextKind.WARM, ContextKind.WARM, ContextKind.RESTORED))
+    ]
+    said = printed(made.results(Experiment.CONTEXT, [asked], turns))
+    assert "history 256, restored: by the server's count its turns were: 2 warm, 1 restored" in said
+    assert "by the server's count" not in printed(made.context())
+
+
 def test_results_without_a_point_or_an_answer_still_make_a_report(results: Results) -> None:
     """An interrupted test, and a server that failed every request."""
     failed = tuple(replace(r, token_times=(), outcome=Outcome.FAILED, error="down") for r in results.requests)

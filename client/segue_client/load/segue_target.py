@@ -180,7 +180,8 @@ class SessionConversation:
     async def place(self, context: ContextKind) -> None:
         """See `Conversation`."""
         tier = self._target.settings.restore_from if context is ContextKind.RESTORED else _TIERS[context]
-        self._bypass = context is ContextKind.RECOMPUTED
+        # What leaves the pool stays known to the prefix index for a while, and would be found there.
+        self._bypass = context is not ContextKind.WARM
         with _failures():
             await (await self._open()).move(tier, timeout=self._target.settings.timeout)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from segue_client.load.report.blocks import Row, Table
 from segue_client.load.report.words import count, digits, duration, share
-from segue_client.load.results import ContextKind, Outcome, Point, Request, Results
+from segue_client.load.results import ContextKind, Experiment, Outcome, Point, Request, Results
 from segue_client.load.summary import Spread, Summary, summarize_requests
 
 ALL = "all"
@@ -49,7 +49,7 @@ def parts(results: Results) -> list[Part]:
 def points(results: Results) -> list[Part]:
     """Each point as a whole."""
     ordered = sorted(results.points, key=lambda point: point.rate or 0.0)  # a sweep jumps
-    single = len(ordered) == 1
+    single = results.experiment is Experiment.RUN
     return [Part(ALL if single else point.label, point, _requests(results, point)) for point in ordered]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from segue_client.load.report.blocks import Axis, Chart, Section, Table, Unit
 from segue_client.load.report.charts import HUES
@@ -23,7 +24,17 @@ def context_section(of: Sequence[Part]) -> Section:
             _against_history("Time to first token", ttft, of, modes, TTFT_P50, log=True),
             _against_history("Inter-token latency", gaps, of, modes, GAP_P50, log=False),
         ),
+        warnings=tuple(warning for part in of for warning in _not_as_asked(part)),
     )
+
+
+def _not_as_asked(part: Part) -> Iterator[str]:
+    """Says where the server counted its KV elsewhere than the point was to have it."""
+    found = Counter(request.context for request in part.counted)
+    del found[ContextKind.UNKNOWN]
+    if set(found) - {part.point.context}:
+        kinds = ", ".join(f"{times} {kind.value}" for kind, times in found.items())
+        yield f"{part.name}: by the server's count its turns were: {kinds}. This is not what was to be measured."
 
 
 def _by_history(
