@@ -50,7 +50,7 @@ def test_windows_stand_alone_and_texts_must_be_equally_long() -> None:
     assert torch.equal(second, alone)
     with pytest.raises(ValueError, match="window of 40 tokens needs 3 pages"):
         list(window_logits(runner, tokens, window=40))
-    with pytest.raises(ValueError, match="longer"):
+    with pytest.raises(ValueError, match="shorter"):
         agreement(iter([first, second]), iter([first]))
     with pytest.raises(ValueError, match="no token"):
         agreement(iter([]), iter([]))
