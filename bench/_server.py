@@ -62,13 +62,15 @@ class ServerLog:
 
 
 @contextmanager
-def running_server(*words: str) -> Iterator[Addresses]:
+def running_server(*words: str, program: Sequence[str] = ("-m", "segue_server")) -> Iterator[Addresses]:
     """A server on free ports of 127.0.0.1, started with `words`, and stopped by SIGTERM at the end.
+
+    `program`: what Python runs, if not the server as it is.
 
     SIGTERM ends this process as Ctrl-C does, so that it leaves no server behind.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    command = [sys.executable, "-m", "segue_server", *FREE_PORTS, *words]
+    command = [sys.executable, *program, *FREE_PORTS, *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         log = ServerLog(process)
         try:
