@@ -146,6 +146,15 @@ def test_tokens_are_counted_by_where_their_kv_came_from() -> None:
     assert row(text, "Tokens", "all") == ["all", "2", "40", "200", "120", "20", "10", "20.0 %", "2"]
 
 
+def test_a_narrow_window_breaks_headers_and_no_figure(results: Results) -> None:
+    out = Console(file=io.StringIO(), width=90, markup=False)
+    show(sections(results), out)
+    for point in results.points:
+        found = summarize(results, point)
+        assert words.duration(found.ttft.p99) in out.file.getvalue()
+        assert words.duration(found.inter_token.maximum) in out.file.getvalue()
+
+
 def test_errors_are_counted_by_their_text() -> None:
     failed = [
         made.request(n, 0.1, user=n, outcome=Outcome.FAILED if n < 3 else Outcome.OK, error="no" if n < 3 else "")

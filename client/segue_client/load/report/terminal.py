@@ -14,6 +14,7 @@ from segue_client.cli.text import printable
 from segue_client.load.report.blocks import Section, Table
 
 WIDTH_OF_A_PIPE = 200  # nobody's window wraps it
+WIDTH_OF_A_FIGURE = 12  # where room is short, headers are broken, and figures are not
 
 
 def console() -> Console:
@@ -48,10 +49,17 @@ def as_rich(table: Table) -> RichTable:
         box=box.SIMPLE_HEAD,
         show_header=named,
         pad_edge=False,
+        collapse_padding=True,
     )
     for index, name in enumerate(table.header):
         left = index == 0 or table.prose
-        shown.add_column(Text(name), justify="left" if left else "right", overflow="fold")
+        width = max((len(row[index]) for row in table.rows), default=0)
+        shown.add_column(
+            Text(name),
+            justify="left" if left else "right",
+            overflow="fold",
+            min_width=width if width <= WIDTH_OF_A_FIGURE else None,
+        )
     for row in table.rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     return shown
