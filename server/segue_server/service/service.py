@@ -59,7 +59,7 @@ class Service(TransferCalls):
             kv_used_bytes=used,
             kv_evictable_bytes=kv.idle + kv.prefix,
             kv_free_bytes=kv.capacity - kv.held,
-            sessions=len(self._sessions),
+            sessions=sum(not session.hidden for session in self._sessions),
             generated_tokens_per_second=self._lately.generated_per_second(),
             since_last_step=time.time() - last_step if last_step else time.monotonic() - self._began,
             draining=self.draining,
