@@ -1,6 +1,8 @@
 """The keys of `segue top`, pressed in a terminal of textual's own, at 80x24, over a source that a test programs."""
 
 import asyncio
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -136,7 +138,8 @@ async def test_a_filter_narrows_as_it_is_typed_and_escape_lifts_it(source):
         await screen.press("escape")
         assert sorted(screen.first_cells) == ["alpha", "beta", "gamma"]
         assert screen.app.screen.query_one(Input).value == ""
-        await screen.press("slash", *"qsrp")
+        await screen.press("slash", *"qsrp", "slash")
+        assert screen.app.screen.query_one(Input).value == "qsrp/"
         assert (screen.app.is_running, screen.first_cells) == (True, [])
 
 
@@ -211,3 +214,16 @@ async def test_q_and_ctrl_c_leave_from_everywhere(source, keys, code):
         await screen.press(*keys)
     assert not screen.app.is_running
     assert (screen.app.return_code or 0) == code
+
+
+def test_without_textual_the_command_says_what_to_install():
+    """The other commands do not need it, and do not import it."""
+    code = (
+        "import sys; sys.modules['textual'] = None; import segue_client.cli.app; "
+        "from segue_client.cli import top; top._shown('host:1', None, 1.0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr.strip()) == (
+        1,
+        "segue top needs the package textual: pip install 'segue[cli]'",
+    )

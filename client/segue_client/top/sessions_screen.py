@@ -49,7 +49,8 @@ class SessionsScreen(Screen[None]):
         Binding("s", "sort(1)", "Sort"),
         Binding("S", "sort(-1)", "Sort back", show=False),
         Binding("r", "turn_round", "Reverse"),
-        Binding("slash", "filter", "Filter", key_display="/"),
+        # With priority it is obeyed before the key after it is handed to whoever has the focus.
+        Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("escape", "unfilter", "No filter", show=False),
         *(Binding(str(digit), f"sort_by({digit})", show=False) for digit in range(1, _MOST_COLUMNS + 1)),
     ]
@@ -103,7 +104,7 @@ class SessionsScreen(Screen[None]):
         self._lines["rates"].update(panels.rates(view.snapshot, view.history, width - 1))
         if view.snapshot:
             self._lines["cache"].update(panels.cache(view.snapshot.tiers, view.snapshot.note, width - 1))
-        self._filter.display = bool(self._words.value) or self._words.has_focus
+        self._filter.display = bool(self._words.value) or self.focused is self._words
         self._draw_table(columns_for(width - 1))
 
     def _draw_table(self, columns: list[Column]) -> None:
@@ -141,10 +142,14 @@ class SessionsScreen(Screen[None]):
         self._order = order
         self._draw()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002  textual's signature
+        """Among the words of a filter, / is a letter."""
+        return action != "filter" or self.focused is not self._words
+
     def action_filter(self) -> None:
         """Asks for words."""
         self._filter.display = True
-        self._words.focus()
+        self.set_focus(self._words)
 
     def action_unfilter(self) -> None:
         """All sessions again."""
@@ -157,8 +162,8 @@ class SessionsScreen(Screen[None]):
 
     @on(Input.Submitted)
     def _leave_filter(self) -> None:
-        self._table.focus()
-        self.call_after_refresh(self._draw)  # the focus has moved then
+        self.set_focus(self._table)
+        self._draw()
 
 
 def _cells(columns: list[Column], row: SessionRow) -> list[Text]:
