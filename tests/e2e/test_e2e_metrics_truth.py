@@ -157,10 +157,13 @@ def check_idle(live) -> dict:
 
 def test_counters_equal_what_clients_received_when_turns_end_by_themselves_or_are_cancelled(serve) -> None:
     """In a pool that is too small: tokens, turns and reasons on both sides of the socket, after evictions."""
-    live = serve(kv_bytes=40 * PAGE_BYTES, max_running=3, prefill_chunk_tokens=32)
+    aliases = ("vllm", "otel")
+    live = serve(kv_bytes=40 * PAGE_BYTES, max_running=3, prefill_chunk_tokens=32, metrics_aliases=aliases)
     seen = run_users(live, 5, (finish, cancel, finish, one_off))
     now = check_idle(live)
     assert now["segue_generated_tokens_total",] == seen.generated == seen.undisturbed == seen.tokens
+    assert family(now, "vllm:generation_tokens_total") == seen.tokens
+    assert family(now, "gen_ai_server_request_duration_seconds_count") == family(now, "segue_turns_total")
     for reason in ("max_tokens", "cancelled", "context_full"):
         assert now["segue_turns_total", reason] == seen.ends[reason]
     assert family(now, "segue_turns_total") == seen.ends.total() == 5 * TURNS

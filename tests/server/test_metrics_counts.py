@@ -103,8 +103,8 @@ async def test_tokens_that_nobody_came_for_are_waste(tmp_path: Path) -> None:
     async with serving(tmp_path) as bench:
         scrape = Scraper(bench)
         await bench.create()
-        bench.runner.before_step = lambda: time.sleep(0.001)
-        async with bench.turn(max_tokens=400, detach_grace=0.1) as turn:
+        bench.runner.before_step = lambda: time.sleep(0.002)
+        async with bench.turn(max_tokens=1500, detach_grace=0.5) as turn:
             taken = 0
             async for _, event in turn:
                 taken += isinstance(event, Tokens)
