@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator
 
 from tests.server.integer_engine import POSITION_BYTES, VOCAB, ids
 from tests.server.session_model import Chance, Known, Talk, pick
-from tests.server.session_world import CONTEXT, PAGES, POLICIES, SEGMENT, SLOW_READER_LIMIT, Export, World, created
+from tests.server.session_world import (
+    CONTEXT,
+    PAGES,
+    POLICIES,
+    SEGMENT,
+    SLOW_READER_LIMIT,
+    Export,
+    Snapshot,
+    World,
+    created,
+)
 
 from segue_model.paging import PAGE_TOKENS
 from segue_server import snapshots
@@ -20,10 +30,10 @@ from segue_server.kv_control import Progress
 from segue_server.ledger.records import SessionForked, Truncated
 from segue_server.requests import CancelCause
 
-SESSIONS = 10
+SESSIONS = 12
 SALTS = ("a", "a", "b", None)
 SYSTEM = ([1] * 40, [2] * 16 + [3] * 20, [1] * 32 + [4] * 7)  # prompts that are equal in part
-TIER_BUDGETS = (0, SEGMENT, 5 * SEGMENT, 12 * SEGMENT)  # positions
+TIER_BUDGETS = (0, SEGMENT, 3 * SEGMENT, 6 * SEGMENT)  # positions
 
 # What a caller does
 
@@ -82,7 +92,7 @@ def fork(world: World, chance: Chance) -> None:
         return
     at = chance.below(len(known.tokens) + 1)
     salt = known.salt if chance.below(3) else pick(chance, SALTS)
-    children = [Known(world.new_name(), known.tokens[:at], salt) for _ in range(count)]
+    children = [Known(world.new_name(), known.tokens[:at], salt, forged=known.forged) for _ in range(count)]
     held = world.scheduler.pool.held
     assert world.engine.fork(known.name, [c.name for c in children], at, salt=salt) == at
     assert world.scheduler.pool.held == held, "a fork takes no page"
@@ -116,10 +126,10 @@ def pause(world: World, chance: Chance) -> None:
 
 
 def export_begins(world: World, chance: Chance) -> None:
-    if known := _find(world, chance, lambda s: s.idle and len(world.exports) < 2):
+    if known := _find(world, chance, lambda s: s.idle and len(s.tokens) > PAGE_TOKENS and len(world.exports) < 2):
         known.guarded = True
-        export = Export(known, world.control.guard(known.name))
-        export.snapshot.tokens.extend(known.tokens)
+        snapshot = Snapshot(list(known.tokens), forged=known.forged)
+        export = Export(known, world.control.guard(known.name), snapshot)
         world.exports.append(export)
 
 
@@ -143,12 +153,15 @@ def export_goes_on(world: World, chance: Chance) -> None:
 
 
 def import_(world: World, chance: Chance) -> None:
-    """With its KV, which is believed for this session alone, or with the tokens only."""
+    """With the tokens only or with KV, which is believed for this session and its forks alone: it may be forged."""
     if not world.snapshots or len(world.sessions) >= SESSIONS:
         return
     snapshot = pick(chance, world.snapshots)
     known = world.add(Known(world.new_name(), list(snapshot.tokens), pick(chance, SALTS)))
     blocks = snapshot.blocks if chance.below(3) else []
+    known.forged = bool(blocks) and (snapshot.forged or not chance.below(2))
+    if known.forged:
+        blocks = [kv + 1 for kv in blocks]
     world.engine.restore(known.name, ids(known.tokens), priority=0, pinned=False, salt=known.salt)
     world.control.arrived(known.name, private=bool(blocks), mismatch=False)
     for number, kv in enumerate(blocks):
@@ -183,7 +196,7 @@ def flush(world: World, chance: Chance) -> None:
 
 def set_pool(world: World, chance: Chance) -> None:
     """Never smaller than what one turn may be promised."""
-    pages = pick(chance, (pages_for(CONTEXT), pages_for(CONTEXT) + 4, PAGES, PAGES))
+    pages = pick(chance, (pages_for(CONTEXT), pages_for(CONTEXT) + 4, PAGES))
     _budget(world, Tier.DEVICE, pages * PAGE_TOKENS)
 
 
@@ -249,11 +262,14 @@ def crash(world: World, chance: Chance) -> None:
 
 
 def _prompt(world: World, chance: Chance, known: Known) -> list[int]:
-    """New words, or what others have said to begin with."""
-    if known.tokens or chance.below(2):
-        return [1 + chance.below(VOCAB - 1) for _ in range(chance.below(20))]
-    begun = [s.tokens for s in world.sessions.values() if s.tokens]
-    return list(pick(chance, [*SYSTEM, *begun]))[: 2 * SEGMENT]
+    """New words, or those that others went on with from here."""
+    here = len(known.tokens)
+    others = [s.tokens for s in world.sessions.values() if len(s.tokens) > here and s.tokens[:here] == known.tokens]
+    if not here:
+        others += SYSTEM
+    if others and chance.below(2):
+        return pick(chance, others)[here : here + 2 * SEGMENT]
+    return [1 + chance.below(VOCAB - 1) for _ in range(chance.below(20))]
 
 
 def _find(world: World, chance: Chance, which: Callable[[Known], bool]) -> Known | None:
@@ -273,26 +289,26 @@ WEIGHTS: dict[Operation, int] = {  # of the seeded generator
     generate: 120,
     fill: 40,
     append: 40,
-    open_session: 40,
+    open_session: 60,
     fork: 30,
     rewind: 30,
-    delete: 30,
+    delete: 50,
     cancel: 20,
     pause: 10,
-    export_begins: 10,
-    export_goes_on: 30,
-    import_: 10,
+    export_begins: 20,
+    export_goes_on: 50,
+    import_: 30,
     move: 40,
-    flush: 5,
-    set_pool: 5,
-    set_tier: 5,
+    flush: 10,
+    set_pool: 10,
+    set_tier: 10,
     borrow: 5,
     give_back: 10,
     wait: 5,
     disk_is_slow: 5,
     disk_fails: 5,
     step_fails: 5,
-    come_to_rest: 2,
+    come_to_rest: 5,
     crash: 2,
 }
 

@@ -65,7 +65,8 @@ class Talk:
                 assert self.started
                 assert event.position == len(tokens)
                 for token in event.token_ids:
-                    assert token == answer_to(tokens), f"{self.session.name}: another answer at {len(tokens)}"
+                    right = self.session.forged or token == answer_to(tokens)
+                    assert right, f"{self.session.name}: another answer at {len(tokens)}"
                     tokens.append(token)
                     self.generated += 1
             case Finished():
@@ -125,6 +126,7 @@ class Known:
     pinned: bool = False
     talk: Talk | None = None
     guarded: bool = False  # it is being exported: the server lets it take no turn
+    forged: bool = False  # it has come with KV that is not that of its tokens; so may its answers be
 
     @property
     def idle(self) -> bool:

@@ -37,7 +37,8 @@ class Snapshot:
     """What an export has read."""
 
     tokens: list[int]
-    blocks: list[torch.Tensor]  # a segment each
+    forged: bool
+    blocks: list[torch.Tensor] = field(default_factory=list)  # a segment each
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Export:
 
     session: Known
     guarded: Guarded
-    snapshot: Snapshot = field(default_factory=lambda: Snapshot([], []))
+    snapshot: Snapshot
 
 
 class World:
@@ -68,7 +69,7 @@ class World:
         self.journal = Journal()
         self.ledger = LedgerStore(self._path)
         memory = MemoryOffload(
-            host_bytes=5 * SEGMENT * POSITION_BYTES, disk_bytes=12 * SEGMENT * POSITION_BYTES, segment_tokens=SEGMENT
+            host_bytes=3 * SEGMENT * POSITION_BYTES, disk_bytes=6 * SEGMENT * POSITION_BYTES, segment_tokens=SEGMENT
         )
         self.engine = IntegerEngine(
             IntegerRunner(PAGES),
@@ -97,7 +98,7 @@ class World:
         for name, known in self.sessions.items():
             session = found[name]
             assert session.tokens.tolist() == known.tokens, f"{name}: the file has another ledger"
-            known.talk, known.guarded = None, False
+            known.talk, known.guarded, known.forged = None, False, False
             salt = session.settings.cache_salt
             assert salt == known.salt
             self.engine.restore(name, session.tokens, priority=0, pinned=known.pinned, salt=salt)
