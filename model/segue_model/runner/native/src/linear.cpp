@@ -33,15 +33,22 @@ const Kernels& kernels_of(Form form, std::index_sequence<Rows...>) {
 }  // namespace
 
 void finish_tile(const float* results, int rows, const Output& out, int row, int col, float unit) {
-  for (int m = 0; m < rows; m++)
-    for (int n = 0; n < kPairRows; n += kTile) {
-      float* at = out.data + (row + m) * out.stride + col + n;
-      F32 value = mul(load(results + m * kPairRows + n), splat(unit));
-      if (out.bias != nullptr) value = add(value, load(out.bias + col + n));
-      if (out.epilogue == Epilogue::add) value = add(load(at), value);
-      if (out.epilogue == Epilogue::swiglu) value = swiglu(load(at), value);
-      store(at, value);
+  const F32 units = splat(unit);
+  const auto each = [&](auto finish) {
+    for (int m = 0; m < rows; m++) {
+      float* at = out.data + (row + m) * out.stride + col;
+      for (int n = 0; n < kPairRows; n += kTile)
+        store(at + n, finish(at + n, n, mul(load(results + m * kPairRows + n), units)));
     }
+  };
+  if (out.bias != nullptr)
+    each([&](const float*, int n, F32 value) { return add(value, load(out.bias + col + n)); });
+  else if (out.epilogue == Epilogue::add)
+    each([](const float* at, int, F32 value) { return add(load(at), value); });
+  else if (out.epilogue == Epilogue::swiglu)
+    each([](const float* at, int, F32 value) { return swiglu(load(at), value); });
+  else
+    each([](const float*, int, F32 value) { return value; });
 }
 
 #if defined(SEGUE_AMX)

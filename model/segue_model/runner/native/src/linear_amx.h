@@ -70,16 +70,16 @@ inline void use_linear_tiles(int rows) {
   shapes.use();
 }
 
-// One step of 32 columns. x: [1 or 32 rows][32]
+// One step of 32 columns. x: [1 or 32 rows][32]. The weights stay in the first-level cache, the inputs pass through.
 template <bool Two>
 SEGUE_INLINE void tile_step(const uint8_t* first, const uint8_t* second, const Narrow* x) {
-  tile_load<4>(x, 64);
+  tile_stream<4>(x, 64);
   tile_load<6>(first, 64);
   tile_dot<0, 4, 6>();
   tile_load<7>(second, 64);
   tile_dot<1, 4, 7>();
   if constexpr (Two) {
-    tile_load<5>(x + kRowTile * kGroup, 64);
+    tile_stream<5>(x + kRowTile * kGroup, 64);
     tile_dot<2, 5, 6>();
     tile_dot<3, 5, 7>();
   }
@@ -113,16 +113,18 @@ inline void few_rows(const Matrix& matrix, int pair, const Activations& x, int r
   constexpr int kRing = 4;          // steps: a tile is loaded while the next one is made
   constexpr size_t kAhead = 4096;   // bytes
   const uint8_t* block = matrix.pair(pair);
+  const Narrow* inputs = x.narrow;
+  const int groups = x.groups, step = x.block * kGroup;
   zero_sums<Two>();
-  for (int g = 0; g < x.groups; g++, block += 2 * Weights::kBytes) {
+  for (int g = 0; g < groups; g++, block += 2 * Weights::kBytes, inputs += step) {
     SEGUE_UNROLL for (int i = 0; i < 2 * Weights::kBytes; i += 64) __builtin_prefetch(block + i + kAhead, 0, 3);
     if constexpr (Weights::kReady) {
-      tile_step<Two>(block, block + Weights::kBytes, x.narrow_at(0, g));
+      tile_step<Two>(block, block + Weights::kBytes, inputs);
     } else {
       uint8_t* made = tiles + g % kRing * 2 * kTileBytes;
       Weights::widen(block, made);
       Weights::widen(block + Weights::kBytes, made + kTileBytes);
-      tile_step<Two>(made, made + kTileBytes, x.narrow_at(0, g));
+      tile_step<Two>(made, made + kTileBytes, inputs);
     }
   }
   finish_sums<Two>(matrix, pair, 0, rows, out);
@@ -132,16 +134,19 @@ inline void few_rows(const Matrix& matrix, int pair, const Activations& x, int r
 template <class Weights>
 inline void many_rows(const Matrix& matrix, int pair, const Activations& x, int rows, const Output& out,
                       uint8_t* tiles) {
+  const int groups = x.groups;
   const uint8_t* weights = matrix.pair(pair);
   if constexpr (!Weights::kReady) {
-    for (int block = 0; block < 2 * x.groups; block++)
+    for (int block = 0; block < 2 * groups; block++)
       Weights::widen(weights + block * Weights::kBytes, tiles + block * kTileBytes);
     weights = tiles;
   }
   for (int row = 0; row < rows; row += 2 * kRowTile) {
+    const Narrow* inputs = x.narrow_at(row, 0);
+    const uint8_t* tile = weights;
     zero_sums<true>();
-    for (int g = 0; g < x.groups; g++)
-      tile_step<true>(weights + 2 * g * kTileBytes, weights + (2 * g + 1) * kTileBytes, x.narrow_at(row, g));
+    for (int g = 0; g < groups; g++, tile += 2 * kTileBytes, inputs += 2 * kRowTile * kGroup)
+      tile_step<true>(tile, tile + kTileBytes, inputs);
     finish_sums<true>(matrix, pair, row, std::min(rows - row, 2 * kRowTile), out);
   }
 }

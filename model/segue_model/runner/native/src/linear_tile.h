@@ -16,7 +16,7 @@ enum class Epilogue { store, add, swiglu };
 struct Output {
   float* data;
   size_t stride;
-  const float* bias = nullptr;         // [outputs, padded to 32]
+  const float* bias = nullptr;         // [outputs, padded to 32]; only where outputs are stored
   Epilogue epilogue = Epilogue::store;  // swiglu: out = silu(out) * result, where out holds the gate
 };
 

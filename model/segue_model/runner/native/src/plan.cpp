@@ -36,9 +36,26 @@ int segments_of(const AttentionItem& tile) { return (tile.end - 1) / kSegmentPag
 
 void Window::clear() {
   token_ids.clear();
-  positions.clear();
   spans.clear();
   logit_rows.clear();
+}
+
+void Window::keep_wanted(const Window& all, const Shape& shape, int width) {
+  clear();
+  size_t wanted = 0;
+  for (const Span& span : all.spans)
+    for (; wanted < all.logit_rows.size() && all.logit_rows[wanted] < span.row + span.rows; wanted++) {
+      const int from = all.logit_rows[wanted], row = rows();
+      const bool goes_on = row > 0 && spans.back().pages == span.pages && all.logit_rows[wanted - 1] == from - 1;
+      if (goes_on)
+        spans.back().rows++;
+      else
+        spans.push_back({row, 1, span.start + from - span.row, span.pages});
+      token_ids.push_back(all.token_ids[from]);
+      logit_rows.push_back(row);
+    }
+  plan(shape, width);
+  appends_first = true;
 }
 
 void Window::cut_at_pages() {

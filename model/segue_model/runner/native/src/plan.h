@@ -31,7 +31,7 @@ struct Split {
 };
 
 struct Window {
-  std::vector<int64_t> token_ids, positions;  // [rows]
+  std::vector<int64_t> token_ids;  // [rows]
   std::vector<Span> spans;
   std::vector<Span> page_pieces;  // the spans cut where pages end: one thread writes what one page gets
   std::vector<int> logit_rows;
@@ -44,6 +44,9 @@ struct Window {
   int rows() const { return static_cast<int>(token_ids.size()); }
   void clear();
   void plan(const Shape& shape, int width);  // fills the rest from spans
+
+  // The rows whose logits are wanted, moved together: what the last layer computes once K and V are written.
+  void keep_wanted(const Window& all, const Shape& shape, int width);
 
  private:
   void cut_at_pages();

@@ -62,7 +62,7 @@ SEGUE_INLINE F32 exp(F32 x) {
 
 // silu(gate) * up
 SEGUE_INLINE F32 swiglu(F32 gate, F32 up) {
-  return div(mul(gate, up), add(exp(sub(zero(), gate)), splat(1.0f)));
+  return mul(mul(gate, up), reciprocal(add(exp(sub(zero(), gate)), splat(1.0f))));
 }
 
 }  // namespace segue

@@ -30,7 +30,10 @@ SEGUE_INLINE void store(float* p, F32 a) {
 SEGUE_INLINE F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 SEGUE_INLINE F32 sub(F32 a, F32 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 SEGUE_INLINE F32 mul(F32 a, F32 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-SEGUE_INLINE F32 div(F32 a, F32 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+SEGUE_INLINE F32 reciprocal(F32 a) {
+  const __m256 one = _mm256_set1_ps(1.0f);
+  return {_mm256_div_ps(one, a.lo), _mm256_div_ps(one, a.hi)};
+}
 SEGUE_INLINE F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 SEGUE_INLINE F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 SEGUE_INLINE F32 abs(F32 a) {

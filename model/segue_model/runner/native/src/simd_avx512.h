@@ -31,7 +31,11 @@ SEGUE_INLINE void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
 SEGUE_INLINE F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
 SEGUE_INLINE F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 SEGUE_INLINE F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
-SEGUE_INLINE F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// 1 / a, a >= 1: an estimate and one step of Newton's method, which a division takes four times as long as.
+SEGUE_INLINE F32 reciprocal(F32 a) {
+  const __m512 estimate = _mm512_rcp14_ps(a.v);
+  return {_mm512_mul_ps(estimate, _mm512_fnmadd_ps(a.v, estimate, _mm512_set1_ps(2.0f)))};
+}
 SEGUE_INLINE F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 SEGUE_INLINE F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 SEGUE_INLINE F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }

@@ -39,7 +39,7 @@ SEGUE_INLINE void store(float* p, F32 a) { std::memcpy(p, a.v, sizeof a.v); }
 SEGUE_INLINE F32 add(F32 a, F32 b) { return lanes_f32([&](int i) { return a.v[i] + b.v[i]; }); }
 SEGUE_INLINE F32 sub(F32 a, F32 b) { return lanes_f32([&](int i) { return a.v[i] - b.v[i]; }); }
 SEGUE_INLINE F32 mul(F32 a, F32 b) { return lanes_f32([&](int i) { return a.v[i] * b.v[i]; }); }
-SEGUE_INLINE F32 div(F32 a, F32 b) { return lanes_f32([&](int i) { return a.v[i] / b.v[i]; }); }
+SEGUE_INLINE F32 reciprocal(F32 a) { return lanes_f32([&](int i) { return 1.0f / a.v[i]; }); }
 SEGUE_INLINE F32 max(F32 a, F32 b) { return lanes_f32([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 SEGUE_INLINE F32 min(F32 a, F32 b) { return lanes_f32([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
 SEGUE_INLINE F32 abs(F32 a) { return lanes_f32([&](int i) { return std::fabs(a.v[i]); }); }

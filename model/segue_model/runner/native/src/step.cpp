@@ -56,7 +56,6 @@ void Step::forward(const Batch& batch) {
       window_.spans.push_back({row, count, start, pages});
       for (int i = 0; i < count; i++) {
         window_.token_ids.push_back(tokens[i]);
-        window_.positions.push_back(start + i);
         const bool last = done + i + 1 == length;
         if (want == Want::all || (want == Want::last && last)) window_.logit_rows.push_back(row + i);
       }
@@ -69,6 +68,10 @@ void Step::forward(const Batch& batch) {
 
 void Step::run_window() {
   window_.plan(model_.shape, model_.head_width());
+  const bool all_wanted = int(window_.logit_rows.size()) == window_.rows();
+  if (!all_wanted) wanted_.keep_wanted(window_, model_.shape, model_.head_width());
+  last_ = all_wanted ? &window_ : &wanted_;
+  now_ = &window_;
   model_.pool.run(*this);
   logits_ += window_.logit_rows.size() * padded(model_.shape.vocab);
   window_.clear();
@@ -77,11 +80,32 @@ void Step::run_window() {
 void Step::work(int thread) {
   embed(thread);
   for (int index = 0; index < model_.shape.layers; index++) {
-    attention_block(model_.layers[index], index, thread);
-    ffn_block(model_.layers[index], thread);
+    const Layer& layer = model_.layers[index];
+    const bool last = index + 1 == model_.shape.layers && last_ != &window_;
+    project(layer, thread);
+    if (last || now_->appends_first) append_all(layer, index, *scratch_[thread]);
+    if (last) narrow(thread);
+    if (now_->rows() == 0) break;
+    attention_block(layer, index, thread);
+    ffn_block(layer, thread);
   }
-  if (!window_.logit_rows.empty()) head(thread);
+  if (now_->rows() > 0 && !now_->logit_rows.empty()) head(thread);
   release_matrix_unit();
+}
+
+// The last layer goes on with the wanted rows alone.
+void Step::narrow(int thread) {
+  const size_t qkv_width = q_width_ + 2 * kv_width_;
+  if (thread == 0) {
+    for (size_t to = 0; to < window_.logit_rows.size(); to++) {
+      const size_t from = window_.logit_rows[to];  // at least `to`
+      if (from == to) continue;
+      std::memcpy(x_ + to * dim_, x_ + from * dim_, sizeof(float) * dim_);
+      std::memcpy(qkv_ + to * qkv_width, qkv_ + from * qkv_width, sizeof(float) * qkv_width);
+    }
+    now_ = last_;
+  }
+  model_.pool.barrier();
 }
 
 void Step::embed(int) {
@@ -113,23 +137,25 @@ void Step::linear(const Matrix& matrix, const Activations& x, int rows, const Ou
   model_.pool.barrier();
 }
 
-void Step::attention_block(const Layer& layer, int index, int thread) {
+void Step::project(const Layer& layer, int thread) {
   const Shape& shape = model_.shape;
-  Pool& pool = model_.pool;
-  const Needs for_qkv = needs_of({&layer.wq, &layer.wk, &layer.wv}), for_wo = needs_of({&layer.wo});
-  const Activations& x = prepare_rows(of_dim_, lone_dim_, window_.rows(), thread, [&](Activations& to, int row) {
-    norm_and_prepare(to, row, for_qkv, x_ + size_t(row) * dim_, layer.attention_norm, shape.dim, shape.eps);
+  const Needs needs = needs_of({&layer.wq, &layer.wk, &layer.wv});
+  const Activations& x = prepare_rows(of_dim_, lone_dim_, now_->rows(), thread, [&](Activations& to, int row) {
+    norm_and_prepare(to, row, needs, x_ + size_t(row) * dim_, layer.attention_norm, shape.dim, shape.eps);
   });
   project_qkv(layer, x, thread);
+}
+
+void Step::attention_block(const Layer& layer, int index, int thread) {
+  const Needs needs = needs_of({&layer.wo});
   AttentionScratch& scratch = *scratch_[thread];
-  if (window_.appends_first) append_all(layer, index, scratch);
-  pool.share_singly(static_cast<int>(window_.items.size()),
-                    [&](int item) { attend(layer, index, window_.items[item], scratch); });
-  pool.barrier();
-  const Activations& mixed = prepare_rows(of_mixed_, lone_mixed_, window_.rows(), thread, [&](Activations& to, int row) {
-    prepare(to, row, for_wo, mixed_ + size_t(row) * q_width_);
+  model_.pool.share_singly(static_cast<int>(now_->items.size()),
+                           [&](int item) { attend(layer, index, now_->items[item], scratch); });
+  model_.pool.barrier();
+  const Activations& mixed = prepare_rows(of_mixed_, lone_mixed_, now_->rows(), thread, [&](Activations& to, int row) {
+    prepare(to, row, needs, mixed_ + size_t(row) * q_width_);
   });
-  linear(layer.wo, mixed, window_.rows(), {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
+  linear(layer.wo, mixed, now_->rows(), {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
 }
 
 // Q, K and V side by side, as one round of work.
@@ -142,7 +168,7 @@ void Step::project_qkv(const Layer& layer, const Activations& x, int thread) {
       const int first = std::max(begin - base, 0), last = std::min(end - base, matrices[part]->pairs);
       const float* bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + columns[part];
       if (first < last)
-        linear_pairs(*matrices[part], first, last, x, window_.rows(), {qkv_ + columns[part], stride, bias},
+        linear_pairs(*matrices[part], first, last, x, now_->rows(), {qkv_ + columns[part], stride, bias},
                      linear_scratch_[thread]);
     }
   });
@@ -151,7 +177,7 @@ void Step::project_qkv(const Layer& layer, const Activations& x, int thread) {
 
 void Step::ffn_block(const Layer& layer, int thread) {
   const Shape& shape = model_.shape;
-  const int rows = window_.rows();
+  const int rows = now_->rows();
   const Needs for_ffn = needs_of({&layer.gate, &layer.up}), for_down = needs_of({&layer.down});
   const Activations& x = prepare_rows(of_dim_, lone_dim_, rows, thread, [&](Activations& to, int row) {
     norm_and_prepare(to, row, for_ffn, x_ + size_t(row) * dim_, layer.ffn_norm, shape.dim, shape.eps);
@@ -170,10 +196,10 @@ void Step::ffn_block(const Layer& layer, int thread) {
 
 void Step::head(int thread) {
   const Shape& shape = model_.shape;
-  const int rows = static_cast<int>(window_.logit_rows.size());
+  const int rows = static_cast<int>(now_->logit_rows.size());
   const Needs needs = needs_of({&model_.head});
   const Activations& x = prepare_rows(of_dim_, lone_dim_, rows, thread, [&](Activations& to, int row) {
-    const float* from = x_ + size_t(window_.logit_rows[row]) * dim_;
+    const float* from = x_ + size_t(now_->logit_rows[row]) * dim_;
     norm_and_prepare(to, row, needs, from, model_.norm, shape.dim, shape.eps);
   });
   linear(model_.head, x, rows, {logits_, size_t(padded(shape.vocab))}, thread);
@@ -181,9 +207,9 @@ void Step::head(int thread) {
 
 void Step::append_all(const Layer& layer, int index, AttentionScratch& scratch) {
   const int heads = model_.shape.kv_heads;
-  model_.pool.share(static_cast<int>(window_.page_pieces.size()) * heads, [&](int begin, int end) {
+  model_.pool.share(static_cast<int>(now_->page_pieces.size()) * heads, [&](int begin, int end) {
     for (int item = begin; item < end; item++) {
-      const Span& piece = window_.page_pieces[item / heads];
+      const Span& piece = now_->page_pieces[item / heads];
       for (int row = 0; row < piece.rows; row++) append(layer, index, piece, row, item % heads, scratch);
     }
   });
@@ -213,7 +239,7 @@ void Step::append(const Layer& layer, int index, const Span& span, int row, int 
 
 void Step::load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights) {
   const Shape& shape = model_.shape;
-  const Span& span = window_.spans[item.span];
+  const Span& span = now_->spans[item.span];
   const int head_dim = shape.head_dim, width = model_.head_width(), group = shape.heads / shape.kv_heads;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   for (int i = 0; i < item.queries; i++) {
@@ -234,9 +260,9 @@ void Step::load_queries(const Layer& layer, const AttentionItem& item, Attention
 }
 
 void Step::attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch) {
-  const Span& span = window_.spans[item.span];
+  const Span& span = now_->spans[item.span];
   const bool ends_table = item.end == pages_for(span.start + span.rows);
-  if (!window_.appends_first && ends_table) append(layer, index, span, 0, item.head, scratch);
+  if (!now_->appends_first && ends_table) append(layer, index, span, 0, item.head, scratch);
   Sight sights[kQueries];
   load_queries(layer, item, scratch, sights);
   const PageTable table{span.pages, model_.head_block(index, item.head), model_.page_bytes(), span.rows == 1};
@@ -254,7 +280,7 @@ void Step::attend_pages(const PageTable& table, const AttentionItem& item, const
   const int width = model_.head_width();
   for (int i = 0; i < item.queries; i++) Page::prepare(scratch.queries, i, width);
   if (item.split >= 0) {
-    float* partials = window_.splits[item.split].partials;
+    float* partials = now_->splits[item.split].partials;
     Partial part = Partial::at(partials + item.part * Partial::floats(width), width);
     attend_segment<Page>(table, width, item.queries, sights, item.page, item.end, scratch, part);
     return finish_part(item, scratch);
@@ -272,9 +298,9 @@ void Step::attend_pages(const PageTable& table, const AttentionItem& item, const
 
 // The last thread to finish a part of a split tile merges all of them.
 void Step::finish_part(const AttentionItem& item, AttentionScratch& scratch) {
-  std::atomic<int>& left = window_.left[item.split];
+  std::atomic<int>& left = now_->left[item.split];
   if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const Split& split = window_.splits[item.split];
+  const Split& split = now_->splits[item.split];
   left.store(split.parts, std::memory_order_relaxed);  // for the next layer
   const int width = model_.head_width();
   Partial merged = Partial::at(scratch.merged, width);
@@ -288,7 +314,7 @@ void Step::write_mixed(const AttentionItem& item, const Partial& partial) {
   const Shape& shape = model_.shape;
   const int head_dim = shape.head_dim, width = model_.head_width(), group = shape.heads / shape.kv_heads;
   for (int i = 0; i < item.queries; i++) {
-    const int row = window_.spans[item.span].row + (item.query + i) / group;
+    const int row = now_->spans[item.span].row + (item.query + i) / group;
     const int head = item.head * group + (item.query + i) % group;
     const float inverse = 1.0f / partial.total[i];
     float* to = mixed_ + size_t(row) * q_width_ + head * head_dim;

@@ -16,6 +16,8 @@ class Step final : public Task {
  private:
   void run_window();
   void embed(int thread);
+  void project(const Layer& layer, int thread);
+  void narrow(int thread);
   void attention_block(const Layer& layer, int index, int thread);
   void ffn_block(const Layer& layer, int thread);
   void head(int thread);
@@ -42,7 +44,10 @@ class Step final : public Task {
   Model& model_;
   const int dim_, q_width_, kv_width_, ffn_width_;  // padded to whole pairs
   Arena arena_;
-  Window window_;
+  Window window_;                  // rows of this pass,
+  Window wanted_;                  // those of them whose logits are wanted,
+  const Window* last_ = nullptr;   // which of the two the last layer ends with,
+  const Window* now_ = nullptr;    // and which is being computed
   float* logits_ = nullptr;  // of the window, [logit rows][padded vocab]
   float* x_;                 // [rows][dim_] the residual stream
   float* qkv_;               // [rows][q_width_ | kv_width_ | kv_width_]

@@ -23,6 +23,11 @@ template <int Tile>
 SEGUE_INLINE void tile_load(const void* from, size_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile) : "memory");
 }
+// The same for what will not be used again soon: it leaves the first-level cache to others.
+template <int Tile>
+SEGUE_INLINE void tile_stream(const void* from, size_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile) : "memory");
+}
 template <int Tile>
 SEGUE_INLINE void tile_store(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(Tile) : "memory");
