@@ -274,3 +274,13 @@ def test_before_the_first_answer_the_view_says_where_it_looks():
     assert "host:9" in panels.title(None, "host:9", 79).plain
     assert "PAUSED" in panels.activity(None, 1.0, paused=True).plain
     assert panels.rates(None, History(), 79).plain.count("\n") == 3
+
+
+def test_a_peak_is_that_of_the_intervals_in_sight():
+    """What scales a sparkline is told beside it, and nothing that has scrolled away."""
+    history = History()
+    history.add(snapshot(0.0))
+    for second in range(1, 60):
+        history.add(snapshot(float(second), generated=5000 + 10 * second))
+    assert "peak 5010" in panels.rates(None, history, 139).plain
+    assert "peak 10.0" in panels.rates(None, history, 79).plain

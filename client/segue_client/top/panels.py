@@ -66,19 +66,20 @@ def activity(snapshot: Snapshot | None, interval: float, paused: bool) -> Text:
 
 
 def rates(snapshot: Snapshot | None, history: History, width: int) -> Text:
-    """Four sparklines with their figures."""
+    """Four sparklines with their figures; a peak is that of the intervals in sight."""
     load, now = snapshot.load if snapshot else Load(), history.now
+    cells = max(width - _LABEL - _FIGURES, 1)
+    generated, prefilled = history.generated[-cells:], history.prefilled[-cells:]
     lines = [
-        _line("out tok/s", history.generated, _peaked(now.generated, history.generated), width),
-        _line("in tok/s", history.prefilled, _peaked(now.prefilled, history.prefilled), width),
-        _line("TTFT", history.first_token, _quantiles(load.first_token), width),
-        _line("inter-token", history.inter_token, _quantiles(load.inter_token), width),
+        _line("out tok/s", generated, _peaked(now.generated, generated), cells),
+        _line("in tok/s", prefilled, _peaked(now.prefilled, prefilled), cells),
+        _line("TTFT", history.first_token, _quantiles(load.first_token), cells),
+        _line("inter-token", history.inter_token, _quantiles(load.inter_token), cells),
     ]
     return Text("\n").join(lines)
 
 
-def _line(label: str, values: Sequence[float | None], told: str, width: int) -> Text:
-    cells = max(width - _LABEL - _FIGURES, 0)
+def _line(label: str, values: Sequence[float | None], told: str, cells: int) -> Text:
     return Text.assemble((label.ljust(_LABEL), "bold"), (sparkline(values, cells), "#56b4e9"), f"  {told}")
 
 
