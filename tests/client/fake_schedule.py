@@ -108,7 +108,8 @@ class ScheduledSegue(
 
     def _end(self, request: Any, start: int, prompt: int, count: int) -> generation_pb2.Finished:
         tier = self.tiers.pop(request.session_id, types_pb2.CACHE_TIER_DEVICE)
-        restored = start if tier == types_pb2.CACHE_TIER_HOST else 0
+        found = not request.bypass_prefix_cache  # in the prefix index, although it was moved away
+        restored = start if tier == types_pb2.CACHE_TIER_HOST and not found else 0
         computed = start if tier == types_pb2.CACHE_TIER_NONE else 0
         usage = types_pb2.Usage(
             prompt_tokens=prompt,

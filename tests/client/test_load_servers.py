@@ -1,5 +1,7 @@
 """The load tester against servers of known latency: what it reports is what was performed."""
 
+# ruff: noqa: N802  handlers have the contract's names
+
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -325,7 +327,7 @@ class OneAtATime(ScheduledSegue):
         super().__init__(Schedule(first=lambda _: 0.02, gap=lambda _: 0.0))
         self._turn = asyncio.Lock()
 
-    async def GenerateStream(self, request: object, context: object) -> AsyncIterator[object]:  # noqa: N802
+    async def GenerateStream(self, request: object, context: object) -> AsyncIterator[object]:
         async with self._turn:
             async for event in super().GenerateStream(request, context):  # type: ignore[arg-type]
                 yield event
