@@ -6,6 +6,7 @@ PORT   ?= 50051
 MODEL  ?=
 ARGS   ?=
 BENCH  ?=
+PEERS  ?=
 # cpu: refuse a torch that was built for CUDA; cuda: take what pip finds.
 TORCH  ?= cpu
 # Another package index to find torch's CPU wheels in; PyTorch's "Get started" page names it.
@@ -79,8 +80,8 @@ build: $(DEV) ## Build sdist and wheel; prove that the wheel's client works in a
 	ls -l dist | awk 'NR > 1 { printf "%-32s %6.0f KiB\n", $$NF, $$5 / 1024 }' && \
 	echo "installed client: $$(( $$(du -sm "$$empty/venv" | cut -f1) - before )) MiB, imports without torch"
 
-bench: $(DEV) ## Run one benchmark: BENCH=name; without it, list them
-	$(if $(BENCH),$(BIN)/python bench/$(BENCH).py $(ARGS),@ls bench)
+bench: $(DEV) ## Segue beside its peers; PEERS=llama,openvino,vllm,transformers installs them; BENCH=name: one script of bench/
+	$(BIN)/python bench/$(or $(BENCH),compare).py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 clean: ## Remove everything that can be made again, the environment included
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -23,6 +23,7 @@ from peers import installation, report
 from peers.contender import Contender, stopping
 from peers.figures import FIGURES, Figure, Reading
 from peers.limits import Limits, Probes, Work
+from peers.reference import Reference
 from peers.results import Results, Round, Sample, load, now
 from peers.store import Model, Store, cache_folder
 from peers.systems import BY_PEER, System
@@ -76,12 +77,14 @@ class Contest:
         self._figures = chosen(options)
         self._logs = options.out / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._reference = Reference.compute(store.checkpoint("smollm2"))
         self._probes = Probes(store.checkpoint("smollm2"), options.threads)
 
     def enter(self, system: System) -> None:
         config = self._store.checkpoint(system.model).config
         work = Work(config, system.weight_bytes, config.kv_bytes_per_token(system.kv_element_bytes))
-        self._contenders.append(Contender(system, work, self._logs))
+        reference = self._reference if system.model == "smollm2" else None
+        self._contenders.append(Contender(system, work, reference, self._logs))
 
     async def run(self) -> None:
         """Raises nothing for a system that fails: it leaves the contest, and the results say why."""

@@ -2,9 +2,10 @@
 
     python bench/kernels.py [--threads 2] [--kv bfloat16] [--seconds 1.0] [--isa avx2]
 
-Each measurement is paired with probes of memory bandwidth (reading 256 MB) and of integer peak (byte dot products in
-registers) taken just before it, because on a shared machine only ratios mean anything. "of limit" is the time that the
-probes would need for the same bytes or products, divided by the time taken; best of all repetitions on both sides.
+Each measurement is paired with probes of memory bandwidth (reading 256 MB) and of arithmetic peak (byte dot products in
+registers; of bf16 tiles where there is a matrix unit) taken just before it, because on a shared machine only ratios
+mean anything. "of limit" is the time that the probes would need for the same bytes or products, divided by the time
+taken; best of all repetitions on both sides.
 """
 
 import argparse
@@ -26,7 +27,10 @@ from segue_model.runner.native.native_runner import NativeRunner
 PROBE_BYTES: Final = 256 << 20
 PROBE_ROUNDS: Final = 500_000
 PRODUCTS_A_ROUND: Final = 8 * 64  # eight byte dot products of 64
+TILE_ROUNDS: Final = 50_000
+TILE_PRODUCTS_A_ROUND: Final = 4 * 16 * 16 * 32
 PAGES_EACH: Final = 80  # positions up to 1,280 for each of 32 streams
+DEPTHS: Final = (64, 1024, 4000, 8000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,12 @@ class Limits:
 
     @classmethod
     def measure(cls, kernels: Kernels, threads: int) -> "Limits":
-        products = threads * PRODUCTS_A_ROUND * PROBE_ROUNDS
-        read, multiply = kernels.read_seconds(PROBE_BYTES, 3), kernels.multiply_seconds(PROBE_ROUNDS, 3)
-        return cls(PROBE_BYTES / read, products / multiply)
+        read, tiles = kernels.read_seconds(PROBE_BYTES, 3), kernels.tile_seconds(TILE_ROUNDS, 3)
+        if tiles:
+            products = TILE_PRODUCTS_A_ROUND * TILE_ROUNDS / tiles
+        else:
+            products = PRODUCTS_A_ROUND * PROBE_ROUNDS / kernels.multiply_seconds(PROBE_ROUNDS, 3)
+        return cls(PROBE_BYTES / read, threads * products)
 
 
 class Bench:
@@ -60,11 +67,11 @@ class Bench:
         limits = Limits.measure(self.runner.kernels, self.runner.threads)
         best = self._best(call)
         floor = max(read / limits.bytes_per_second, products / limits.products_per_second)
-        bandwidth, integer = limits.bytes_per_second / 1e9, 2 * limits.products_per_second / 1e9
+        bandwidth, peak = limits.bytes_per_second / 1e9, 2 * limits.products_per_second / 1e9
         did = f"{read / best / 1e9:6.1f} GB/s {2 * products / best / 1e9:6.0f} GOP/s"
         print(
             f"{name:26} {tokens / best:8.0f} /s  {did}  of limit {floor / best:4.2f}"
-            f"   (probes {bandwidth:5.1f} GB/s {integer:5.0f} GOP/s)",
+            f"   (probes {bandwidth:5.1f} GB/s {peak:5.0f} GOP/s)",
             flush=True,
         )
 
@@ -99,10 +106,10 @@ def bench_linears(bench: Bench) -> None:
 def bench_steps(bench: Bench) -> None:
     """Decodes of one and many streams, and prompts."""
     runner, config = bench.runner, bench.runner.config
-    ids = np.random.default_rng(0).integers(0, config.vocab_size, 4096).tolist()
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, max(DEPTHS)).tolist()
     kv_token = runner.page_bytes // 16
     everything = range(runner.num_pages)
-    for depth in (256, 1024, 4000):
+    for depth in DEPTHS:
         runner.forward([Slice(ids[:depth], 0, everything, Want.NOTHING)])
         read = bench.weight_bytes + depth * kv_token
         bench.line(f"decode, 1 at {depth}", 1, _step(runner, [Slice(ids[:1], depth, everything)]), read=read)

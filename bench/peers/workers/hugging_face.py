@@ -30,7 +30,7 @@ class Transformers:
     @torch.inference_mode()
     def _step(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, T) to the next tokens (B, 1)."""
-        logits = self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        logits = self._model(input_ids=tokens, cache=self._cache, use_cache=True, logits_to_keep=1).logits
         next_tokens: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
         return next_tokens
 
@@ -39,7 +39,7 @@ class Transformers:
         if len(prompts) > 1 or not (start := shared_prefix(self._held, prompts[0])):
             self._cache, start = DynamicCache(), 0
         else:
-            self._cache.crop(start)
+            self._cache.crop(start - self._cache.get_seq_length())  # by so many tokens from the end
         self._held = list(prompts[0])
         return start
 
