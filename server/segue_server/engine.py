@@ -406,7 +406,7 @@ class Engine:
                 jobs.append(job)
         if not rows:
             return {}
-        drawn = self._draw(rows, requests)
+        drawn = [self._draw(row, request) for row, request in zip(rows, requests, strict=True)]
         self.stats.busy_seconds.add("sample", amount=self.clock() - began)
         for job, token in zip(jobs, drawn, strict=True):
             if isinstance(token, SamplingError):
@@ -417,12 +417,13 @@ class Engine:
             if not isinstance(token, SamplingError)
         }
 
-    def _draw(self, rows: list[torch.Tensor], requests: list[SampleRequest]) -> Seq[Sampled | SamplingError]:
-        """One token a row. A row that nothing can be drawn from is the fault of its own request, not of the others."""
+    def _draw(self, row: torch.Tensor, request: SampleRequest) -> Sampled | SamplingError:
+        """One token. Row by row: putting rows together copies the vocabulary, and one that nothing can be drawn from
+        is the fault of its own request, not of the others."""
         try:
-            return sample(rows[0] if len(rows) == 1 else torch.cat(rows), requests)
+            return sample(row, [request])[0]
         except SamplingError as error:
-            return [error] if len(rows) == 1 else [self._draw([r], [q])[0] for r, q in zip(rows, requests, strict=True)]
+            return error
 
     def _update(self, plan: Plan, logits: Seq[torch.Tensor | None], drawn: dict[str, Sampled]) -> None:
         now = self.clock()

@@ -186,8 +186,8 @@ class IntegerEngine(Engine):
         self.integers = runner
         self.memory = offload.memory
 
-    def _draw(self, rows: list[torch.Tensor], requests: list[SampleRequest]) -> Sequence[Sampled | SamplingError]:  # noqa: ARG002
-        return [Sampled(int(row[0]), None) for row in rows]
+    def _draw(self, row: torch.Tensor, request: SampleRequest) -> Sampled | SamplingError:  # noqa: ARG002
+        return Sampled(int(row[0]), None)
 
 
 def ids(tokens: Iterable[int]) -> "array[int]":
