@@ -92,6 +92,10 @@ class Kernels:
         """Best time for `rounds` * 8 byte dot products of 64 bytes on each thread."""
         return float(self._f.segue_probe_multiply(self._handle, rounds, repeats))
 
+    def tile_seconds(self, rounds: int, repeats: int) -> float:
+        """Best time for `rounds` * 4 products of bf16 tiles, 16 * 16 * 32 each, on each thread; 0: no matrix unit."""
+        return float(self._f.segue_probe_tiles(self._handle, rounds, repeats))
+
     def linear(self, slot: Slot, layer: int, x: Floats, outputs: int, repeats: int = 1) -> tuple[Floats, float]:
         """x (rows, cols) through one matrix: (rows, outputs) and the best time in seconds."""
         out = np.zeros((x.shape[0], -(-outputs // 32) * 32), np.float32)

@@ -137,5 +137,6 @@ _SIGNATURES: Final = {  # name -> result, arguments
     "fill_pages": (None, c_void_p, c_int32),
     "probe_read": (c_double, c_void_p, c_int64, c_int32),
     "probe_multiply": (c_double, c_void_p, c_int64, c_int32),
+    "probe_tiles": (c_double, c_void_p, c_int64, c_int32),
     "linear": (c_double, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_int32),
 }

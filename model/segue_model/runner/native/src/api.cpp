@@ -6,6 +6,9 @@
 #include <new>
 
 #include "linear.h"
+#if defined(SEGUE_AMX)
+#include "linear_amx.h"
+#endif
 #include "pack.h"
 #include "step.h"
 
@@ -83,6 +86,38 @@ struct Multiplier final : Task {
   int64_t rounds;
   std::atomic<int32_t> sink{0};
 };
+
+#if defined(SEGUE_AMX)
+// The same on tiles of bf16.
+struct TileMultiplier final : Task {
+  explicit TileMultiplier(int64_t count) : rounds(count) {}
+  void work(int) override {
+    use_linear_tiles(kRowTile);
+    for (int64_t round = 0; round < rounds; round++) {
+      tile_dot<0, 4, 6>();
+      tile_dot<1, 4, 7>();
+      tile_dot<2, 5, 6>();
+      tile_dot<3, 5, 7>();
+    }
+    release_matrix_unit();
+  }
+  int64_t rounds;
+};
+#else
+using TileMultiplier = Multiplier;
+#endif
+
+template <class Work>
+double best_seconds(Runner& runner, int64_t rounds, int32_t repeats) {
+  double best = 1e9;
+  for (int i = 0; i < repeats; i++) {
+    Work work(rounds);
+    const auto begin = std::chrono::steady_clock::now();
+    runner.model.pool.run(work);
+    best = std::min(best, seconds_since(begin));
+  }
+  return best;
+}
 
 struct LinearTask final : Task {
   LinearTask(Pool& of, const Matrix& weights, const Activations& inputs, int count, const Output& to,
@@ -212,14 +247,12 @@ SEGUE_API double segue_probe_read(Runner* runner, int64_t bytes, int32_t repeats
 
 // Seconds for `rounds` * 8 byte dot products on each of the runner's threads.
 SEGUE_API double segue_probe_multiply(Runner* runner, int64_t rounds, int32_t repeats) {
-  double best = 1e9;
-  for (int i = 0; i < repeats; i++) {
-    segue::Multiplier multiplier(rounds);
-    const auto begin = std::chrono::steady_clock::now();
-    runner->model.pool.run(multiplier);
-    best = std::min(best, segue::seconds_since(begin));
-  }
-  return best;
+  return segue::best_seconds<segue::Multiplier>(*runner, rounds, repeats);
+}
+
+// Seconds for `rounds` * 4 products of bf16 tiles, [16][32] times [32][16], on each thread; 0 without a matrix unit.
+SEGUE_API double segue_probe_tiles(Runner* runner, int64_t rounds, int32_t repeats) {
+  return segue::kMatrixUnit ? segue::best_seconds<segue::TileMultiplier>(*runner, rounds, repeats) : 0.0;
 }
 
 // x: [rows][cols] through a matrix of the model to out: [rows][padded outputs]. Returns the best time, in seconds.
