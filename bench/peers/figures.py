@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
-from _server import quantile
+import numpy as np
 
 from peers.generation import Backend, Generation
 from peers.limits import Limits, Work
@@ -103,8 +103,8 @@ def streams(count: int, new: int) -> Measure:
         column = f"{count} streams"
         return [
             Reading("streams, tokens/s in all", column, count * new / seconds, floor / seconds),
-            Reading("streams, TTFT p50, ms", column, quantile(waits, 0.5) * 1e3, None),
-            Reading("streams, inter-token p99, ms", column, quantile(list(chain(*gaps)), 0.99) * 1e3, None),
+            Reading("streams, TTFT p50, ms", column, float(np.quantile(waits, 0.5)) * 1e3, None),
+            Reading("streams, inter-token p99, ms", column, float(np.quantile(list(chain(*gaps)), 0.99)) * 1e3, None),
         ]
 
     return measure
