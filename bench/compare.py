@@ -13,6 +13,7 @@ import asyncio
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,7 @@ from rich.console import Console
 from segue_client import SegueError
 
 PATIENCE = 300.0  # seconds for one figure of one system
+START_PATIENCE = 900.0  # vLLM compiles at its first start
 
 
 def main() -> int:
@@ -61,7 +63,11 @@ def systems(options: argparse.Namespace, store: Store, folder: Path, results: Re
             continue
         results.missing.pop(name, None)
         for make in makes:
-            system = make(store, peers, options.threads)
+            try:
+                system = make(store, peers, options.threads)
+            except (installation.PeerUnavailable, subprocess.CalledProcessError) as error:
+                results.missing[name] = f"{error}; {getattr(error, 'stderr', '')}".strip("; ")[-300:]
+                continue
             if not options.systems or system.name in options.systems:
                 versions = peers[name].versions if name in peers else "this tree"
                 results.systems[system.name] = f"{system.shown}; {versions}"
@@ -92,7 +98,8 @@ class Contest:
             wheres = list(dict.fromkeys(figure.where for figure in self._figures))
             for contender in list(self._contenders):
                 with alone(self._options.lock):
-                    await self._take(contender, contender.start(wheres))
+                    await self._take(contender, contender.start(wheres), START_PATIENCE)
+                print(f"{contender.system.name} started", flush=True)
             for number in range(self._options.rounds):
                 await self._round(number)
                 report.write(self._results, self._options.out)
@@ -126,13 +133,15 @@ class Contest:
         ]
         return limits
 
-    async def _take(self, contender: Contender, measuring: Awaitable[list[Reading]]) -> None:
+    async def _take(
+        self, contender: Contender, measuring: Awaitable[list[Reading]], patience: float = PATIENCE
+    ) -> None:
         """Note what it gives; a system that fails or takes too long is stopped and leaves."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience):
                 self._note(contender, await measuring)
         except (RuntimeError, OSError, TimeoutError, httpx2.HTTPError, SegueError) as error:
-            reason = str(error) or f"took longer than {PATIENCE:.0f} s"
+            reason = str(error) or f"took longer than {patience:.0f} s"
             print(f"{contender.system.name} leaves: {reason}", file=sys.stderr)
             self._results.missing[contender.system.name] = f"left: {reason.splitlines()[-1]}"
             contender.stop()

@@ -13,7 +13,8 @@ from peers.generation import Chat, Generation, one_turn_each, resending
 from peers.process import Group
 
 Event = Mapping[str, Any]
-POLL = 0.02  # seconds between two questions whether a server is ready
+STRANGERS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+POLL = 0.05  # seconds between two questions whether a server is ready
 
 
 class Dialect(NamedTuple):
@@ -57,17 +58,17 @@ OPENAI = Dialect(
 class HttpBackend:
     """Implements generation.Backend. Each request has a connection of its own, as the requests of strangers have."""
 
-    def __init__(self, address: str, dialect: Dialect) -> None:
-        self._address, self._dialect = address, dialect
+    def __init__(self, client: httpx2.AsyncClient, dialect: Dialect) -> None:
+        self._client, self._dialect = client, dialect
 
     @classmethod
     async def start(cls, group: Group, address: str, dialect: Dialect) -> "HttpBackend":
         """Once /health says yes. Raises RuntimeError with the end of the log when the server dies before."""
-        async with httpx2.AsyncClient(base_url=address, trust_env=False) as client:
-            while not await _is_ready(client):
-                group.check_alive()
-                await asyncio.sleep(POLL)
-        return cls(address, dialect)
+        client = httpx2.AsyncClient(base_url=address, timeout=None, limits=STRANGERS, trust_env=False, verify=False)
+        while not await _is_ready(client):
+            group.check_alive()
+            await asyncio.sleep(POLL)
+        return cls(client, dialect)
 
     def chat(self) -> AbstractAsyncContextManager[Chat]:
         return resending(self._generate)
@@ -77,15 +78,14 @@ class HttpBackend:
 
     async def _generate(self, prompt: Sequence[int], new: int) -> Generation:
         body, ids, times = self._dialect.body(prompt, new), list[int](), list[float]()
-        async with httpx2.AsyncClient(base_url=self._address, timeout=None, trust_env=False) as client:
-            began = time.perf_counter()
-            async with client.stream("POST", self._dialect.path, json=body) as answer:
-                if answer.is_error:
-                    raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')}")
-                async for event in _events(answer):
-                    tokens = self._dialect.tokens(event)
-                    ids += tokens
-                    times += [time.perf_counter()] * len(tokens)
+        began = time.perf_counter()
+        async with self._client.stream("POST", self._dialect.path, json=body) as answer:
+            if answer.is_error:
+                raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')}")
+            async for event in _events(answer):
+                tokens = self._dialect.tokens(event)
+                ids += tokens
+                times += [time.perf_counter()] * len(tokens)
         return Generation(began, ids, times)
 
 

@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).parents[2]
 TORCH: Final = "torch==2.13.0"
 STAMP: Final = "installed.txt"  # names and versions
 FAILED: Final = "failed.log"
+PACKAGE: Final = "llama-cpp-python"
 LLAMA_OPTIONS: Final = (
     *("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_OPENSSL=OFF"),
     *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF"),
@@ -84,9 +85,7 @@ def _llama(peer: Installation) -> None:
     """llama.cpp's server and libraries from the sources in the Python package, compiled for this machine, once."""
     sources = peer.folder / "sources"
     if not (package := next(sources.glob("llama_cpp_python-*/"), None)):
-        _run(
-            peer.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d", sources, "llama-cpp-python"
-        )
+        _run(peer.python, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE, "-d", sources, PACKAGE)
         with tarfile.open(next(sources.glob("*.tar.gz"))) as archive:
             archive.extractall(sources, filter="data")
         package = next(sources.glob("llama_cpp_python-*/"))
