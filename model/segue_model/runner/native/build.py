@@ -59,7 +59,7 @@ _AVX512: Final = Isa(
 ISAS: Final = {  # best first
     "avx512amx": Isa(
         _AVX512.features | {"avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"},
-        (*_AVX512.flags, "-mavx512bf16", "-mavx512fp16", "-DSEGUE_BF16_DOT", "-DSEGUE_AMX"),
+        (*_AVX512.flags, "-mavx512bf16", "-DSEGUE_BF16_DOT", "-DSEGUE_AMX"),
         matrix_unit=True,
     ),
     # AMD multiplies pairs of bf16 as fast as floats; on Intel's cores up to Sapphire Rapids two FMAs take less time.

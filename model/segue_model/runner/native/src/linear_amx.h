@@ -25,10 +25,9 @@ struct WeightsQ4 {
 
   static SEGUE_INLINE void widen(const uint8_t* block, uint8_t* tile) {
     const __m512i scales = _mm512_loadu_si512(block + 256), twice = twice_each();
-    const __m512h coarse = reinterpret_cast<__m512h>(_mm512_permutexvar_epi16(twice, scales));
-    const __m512h fine = _mm512_mul_ph(coarse, _mm512_set1_ph(16));
-    const __m512h least = reinterpret_cast<__m512h>(
-        _mm512_permutexvar_epi16(_mm512_add_epi16(twice, _mm512_set1_epi16(16)), scales));
+    const __m512i coarse = _mm512_permutexvar_epi16(twice, scales);
+    const __m512i fine = times(coarse, _mm512_set1_epi16(0x4c00));  // 16
+    const __m512i least = _mm512_permutexvar_epi16(_mm512_add_epi16(twice, _mm512_set1_epi16(16)), scales);
     SEGUE_UNROLL for (int i = 0; i < 4; i++) {
       const __m512i codes = _mm512_loadu_si512(block + i * 64);
       const __m512i left = _mm512_slli_epi16(codes, 2), right = _mm512_srli_epi16(codes, 6);
@@ -45,9 +44,17 @@ struct WeightsQ4 {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     return _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));
   }
-  static SEGUE_INLINE void put(uint8_t* to, __m512i codes, short mask, __m512h scale, __m512h least) {
-    const __m512h code = reinterpret_cast<__m512h>(_mm512_and_si512(codes, _mm512_set1_epi16(mask)));
-    const __m512i half = reinterpret_cast<__m512i>(_mm512_fmadd_ph(code, scale, least));
+  // Half floats, in instructions: compilers learned of them later than assemblers.
+  static SEGUE_INLINE __m512i times(__m512i a, __m512i b) {
+    asm("vmulph %1, %0, %0" : "+v"(a) : "v"(b));
+    return a;
+  }
+  static SEGUE_INLINE __m512i fused(__m512i a, __m512i b, __m512i c) {  // a * b + c
+    asm("vfmadd213ph %2, %1, %0" : "+v"(a) : "v"(b), "v"(c));
+    return a;
+  }
+  static SEGUE_INLINE void put(uint8_t* to, __m512i codes, short mask, __m512i scale, __m512i least) {
+    const __m512i half = fused(_mm512_and_si512(codes, _mm512_set1_epi16(mask)), scale, least);
     const __m512i shifted = _mm512_mulhrs_epi16(half, _mm512_set1_epi16(1 << 12));  // half >> 3, rounded
     constexpr int kAndOr = 0xea;                                                    // a & b | c
     _mm512_store_si512(to, _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi16(static_cast<short>(0x8fff)),
