@@ -88,7 +88,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         info = self._file.tensors[self._stored[name]]
         rows = self._file.rows(info.name)
         if name in self._heads_of:
-            rows = interleaved_to_halves(torch.from_numpy(rows.copy()), self._heads_of[name]).numpy()
+            order = interleaved_to_halves(torch.arange(len(rows)), self._heads_of[name])
+            rows = rows[order.numpy()]
         return RawTensor(info.quant, rows)
 
 

@@ -123,6 +123,24 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"{what} is not UTF-8") from error
 
+    def strings(self, count: int, what: str) -> list[object]:
+        """`string`, many times: a vocabulary has 100,000 of them, and the start of a server waits for it."""
+        data, size_of, position = self.data, struct.Struct("<Q").unpack_from, self.position
+        found: list[object] = []
+        try:
+            for _ in range(count):
+                start = position + 8
+                (size,) = size_of(data, position)
+                position = start + size
+                if position > len(data):
+                    break
+                found.append(data[start:position].decode("utf-8"))
+                self.position = position
+        except (struct.error, UnicodeDecodeError):
+            pass  # read again below, where the error is told
+        found += [self.string(what) for _ in range(count - len(found))]
+        return found
+
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     """Magic and version; returns (tensor count, key count), not yet trusted."""
@@ -170,7 +188,7 @@ def _read_array(cursor: _Cursor, key: str) -> list[object]:
     if kind == _ARRAY:
         raise cursor.fail(f"{key} is an array of arrays, which is not supported")
     if kind == _STRING:
-        return [cursor.string(key) for _ in range(count)]
+        return cursor.strings(count, key)
     code = np.dtype(_SCALARS[kind])
     values: list[object] = np.frombuffer(cursor.take(count * code.itemsize, key), code).tolist()
     return values
