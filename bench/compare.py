@@ -5,7 +5,7 @@
     make bench ARGS=--quick                         fewer figures
 
 In each round every system is asked for one figure, then every system for the next; the others stand still meanwhile
-(SIGSTOP). The order turns with the rounds. Written to --out: table.md and results.json, after every round.
+(SIGSTOP). The order turns with the rounds. Written to --out: table.md and results.json, after every figure.
 """
 
 import argparse
@@ -102,7 +102,6 @@ class Contest:
                 print(f"{contender.system.name} started", flush=True)
             for number in range(self._options.rounds):
                 await self._round(number)
-                report.write(self._results, self._options.out)
             for contender in self._contenders:
                 self._note(contender, contender.memory())
         report.write(self._results, self._options.out)
@@ -114,6 +113,7 @@ class Contest:
                 for contender in self._in_turn(number):
                     if figure.large or contender.system.model == "smollm2":
                         await self._take(contender, contender.measure(figure, limits[contender.system.model]))
+            report.write(self._results, self._options.out)
             print(f"round {number + 1}: {figure.name} done, load {load():.1f}", flush=True)
         if number and not self._options.quick:
             for contender in self._in_turn(number):
