@@ -1,6 +1,6 @@
-"""Turns as the event loop sees them: claiming a session, running, being read, leaving.
+"""Turns as the event loop sees them: holding a session, running, being read, leaving. waiting_room.py comes before.
 
-claim ──▶ encode ──▶ submit ──▶ events ... ──▶ Finished or Failed ──▶ remembered for ten minutes
+begin ──▶ encode ──▶ submit ──▶ events ... ──▶ Finished or Failed ──▶ remembered for ten minutes
               │                                       │
               └── error, cancel, left alone ──▶ the session is given back: once, here
 
@@ -22,19 +22,11 @@ from contextlib import contextmanager
 from functools import partial
 
 from segue_server.engine_thread import EngineThread, void
-from segue_server.errors import (
-    KvBudgetImpossible,
-    QueueFull,
-    QueueTimeout,
-    Quota,
-    RequestIdReused,
-    SegueError,
-    SessionBusy,
-)
+from segue_server.errors import KvBudgetImpossible, QueueTimeout, RequestIdReused, SegueError
 from segue_server.events import Event, Failed, Finished, Started, Tokens
 from segue_server.recent import RecentTurns
 from segue_server.reports import TurnObserver, report_of
-from segue_server.requests import AppendRequest, BusyPolicy, CancelCause, CommitPolicy, FinishReason, GenerateRequest
+from segue_server.requests import AppendRequest, CancelCause, CommitPolicy, FinishReason, GenerateRequest
 from segue_server.sessions import ActiveTurn, Claim, Session, TurnRecord, turns_slid
 from segue_server.stats import ServiceStats
 from segue_server.stream import Reader, TurnStream
@@ -54,8 +46,6 @@ class Turns:
         engine: EngineThread,
         stats: ServiceStats,
         *,
-        max_running: int,
-        max_queued: int,
         on_start: Callable[[Session], None],
         on_end: Callable[[Session, FinishReason | None], None],
         observers: Sequence[TurnObserver] = (),
@@ -66,14 +56,11 @@ class Turns:
         """
         self._engine = engine
         self._stats = stats
-        self._max_running = max_running
-        self._max_queued = max_queued
         self._on_start = on_start
         self._on_end = on_end
         self._observers = observers
         self._active: dict[str, ActiveTurn] = {}
         self._recent = RecentTurns()
-        self.waiting_behind = 0  # turns that wait for another one of their session
 
     def __len__(self) -> int:
         return len(self._active)
@@ -96,15 +83,6 @@ class Turns:
         if turn and (turn.claim.caller, turn.claim.content) != (claim.caller, claim.content):
             raise RequestIdReused(f"request id {claim.request_id!r} came before with other content")
         return turn
-
-    async def wait_free(self, session: Session, claim: Claim) -> None:
-        """Until the session has no turn in flight, or has begun this one for another call of the same request.
-
-        Raises QueueFull, SessionBusy, or QueueTimeout after the claim's patience.
-        """
-        self._refuse_beyond_queue()
-        if session.active is not None or session.moving is not None:
-            await self._wait_behind(session, claim)
 
     def begin(self, session: Session, claim: Claim) -> ActiveTurn:
         """Make this the turn in flight of a session that has none."""
@@ -147,56 +125,6 @@ class Turns:
         self._recent.forget(session)
         if session.active:
             session.active.forgotten = True
-
-    def check_wait(self, session: Session, claim: Claim) -> None:
-        """Would a claim be let in now, be it to wait? Raises QueueFull or SessionBusy, and counts nothing."""
-        self._check_queue()
-        if session.active:
-            self._check_policy(session.active, claim)
-
-    def _refuse_beyond_queue(self) -> None:
-        try:
-            self._check_queue()
-        except QueueFull:
-            self._stats.rejections.add("queue_full")
-            raise
-
-    def _check_queue(self) -> None:
-        """Turns that have not started but find a free place at the next step are not waiting."""
-        free = max(0, self._max_running - self.running)
-        if self.queued + self.waiting_behind >= self._max_queued + free:
-            message = f"{self._max_queued} turns are waiting, and that is the limit"
-            raise QueueFull(message, quota=Quota("queued_requests", self._max_queued))
-
-    def _check_policy(self, active: ActiveTurn, claim: Claim) -> None:
-        """Does the claim wait for this turn? One on its way out is waited for under every policy."""
-        if claim.policy is BusyPolicy.REJECT and not active.leaving:
-            message = f"session {active.session.session_id!r} has a turn in flight"
-            raise SessionBusy(message, activeRequestId=active.request_id)
-
-    async def _wait_behind(self, session: Session, claim: Claim) -> None:
-        self.waiting_behind += 1
-        try:
-            async with asyncio.timeout(claim.patience):
-                await self._wait_for(session, claim)
-        except TimeoutError:
-            self._stats.rejections.add("queue_timeout")
-            message = f"another turn of session {session.session_id!r} ran for longer than {claim.patience:g} s"
-            raise QueueTimeout(message) from None
-        finally:
-            self.waiting_behind -= 1
-
-    async def _wait_for(self, session: Session, claim: Claim) -> None:
-        """Until the session has no other turn in flight."""
-        while session.moving is not None:
-            if claim.policy is BusyPolicy.REJECT:
-                raise SessionBusy(f"the KV of session {session.session_id!r} is being moved")
-            await session.moving.wait()
-        while (active := session.active) is not None and active.request_id != claim.request_id:
-            if claim.policy is BusyPolicy.REPLACE:
-                self.leave(active, CancelCause.REPLACED)
-            self._check_policy(active, claim)
-            await active.ended.wait()
 
     def leave(
         self,

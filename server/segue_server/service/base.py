@@ -41,6 +41,7 @@ from segue_server.views import (
     SessionState,
     SessionView,
 )
+from segue_server.waiting_room import WaitingRoom
 from segue_server.watch import EventHub, EventType
 
 REAP_INTERVAL = 0.5  # seconds between two looks for expired sessions
@@ -129,11 +130,15 @@ class ServiceBase:
         self._turns = Turns(
             engine,
             self.stats,
-            max_running=limits.max_running_requests,
-            max_queued=limits.max_queued_requests,
             on_start=self._turn_started,
             on_end=self._turn_ended,
             observers=observers,
+        )
+        self._waiting_room = WaitingRoom(
+            self._turns,
+            self.stats,
+            max_running=limits.max_running_requests,
+            max_queued=limits.max_queued_requests,
         )
         self._transfers = Transfers(engine, model)
         self._importing = asyncio.Semaphore(MAX_IMPORTS)

@@ -99,7 +99,7 @@ class Service(TransferCalls):
     @property
     def waiting_behind(self) -> int:
         """Turns that wait for another one of their own session."""
-        return self._turns.waiting_behind
+        return self._waiting_room.waiting
 
     def restore(self, found: Iterable[RecoveredSession], tombstones: Mapping[str, float]) -> int:
         """Take over the sessions of an earlier process, before the engine's thread starts; returns how many.

@@ -233,7 +233,7 @@ class TurnCalls(ServiceBase):
         session = self._sessions.get(request.session_id) if request.session_id else self._ephemeral(caller)
         if session.ephemeral:
             self._sessions.check_room([session.session_id])
-        self._turns.check_wait(session, claim)
+        self._waiting_room.check_wait(session, claim)
         self._check_position(session, request.expected_position)
         prompt = await self._encode(session, request.input)
         spec = self._orders.generate(
@@ -262,7 +262,7 @@ class TurnCalls(ServiceBase):
         known = request.session_id
         session = self._sessions.get(known) if known else await self._open_ephemeral(claim.caller)
         try:
-            await self._turns.wait_free(session, claim)
+            await self._waiting_room.wait_free(session, claim)
             if twin := self._turns.known(claim):
                 return twin
             self._check_open(session)
