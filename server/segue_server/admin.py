@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.cache_admin import CacheAdmin, CacheEntry, CacheStats, Flushed, Verification
 from segue_server.cache_events import CacheEventBatch, CacheEventLog
 from segue_server.engine_thread import EngineThread

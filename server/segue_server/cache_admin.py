@@ -14,8 +14,8 @@ from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Slice, Want
 from segue_server.cache.prefix import Node, stored
 from segue_server.cache.prefix import Stored as StoredPage
+from segue_server.cache.segments import LOWER, Segment, Tier
 from segue_server.cache.session import SessionCache, pages_for
-from segue_server.cache.tiers import LOWER, Segment, Tier
 from segue_server.engine import Engine, KvBytes
 from segue_server.errors import FieldInvalid, KvBudget, Quota
 from segue_server.kv_control import Guarded
@@ -202,12 +202,12 @@ class CacheAdmin:
     def _flushable(self, salt: str | None) -> Iterator[Sequence]:
         for s in self._scheduler.sequences.values():
             free = s.turn is None and not s.pinned and not s.guards
-            if free and salt in (None, s.salt) and (s.cache.pages or self._tiers.bytes_of(s.session_id)):
+            if free and salt in (None, s.salt) and (s.cache.pages or self._tiers.slots.bytes_of(s.session_id)):
                 yield s
 
     def _flush_session(self, sequence: Sequence) -> None:
         stats, cached = self._engine.stats, self._engine.cache_usage(sequence.session_id).cached_tokens
-        for tier, size in self._tiers.bytes_of(sequence.session_id).items():
+        for tier, size in self._tiers.slots.bytes_of(sequence.session_id).items():
             stats.evicted(tier.name.lower(), "flush", size)
         self._tiers.close(sequence.session_id)
         known = sequence.tokens[: sequence.cache.computed]

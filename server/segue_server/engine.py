@@ -18,8 +18,8 @@ from segue_model.sampling import Sampled, SampleRequest, SamplingError, TokenLog
 from segue_server.accountant import Accountant
 from segue_server.cache.accounting import pool_use
 from segue_server.cache.pages import PagePool
+from segue_server.cache.segments import Tier
 from segue_server.cache.session import pages_for
-from segue_server.cache.tiers import Tier
 from segue_server.errors import (
     EngineError,
     KvBudgetImpossible,
@@ -115,7 +115,7 @@ class Engine:
         """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
         if session_id not in self.scheduler.sequences:
             return 0
-        below = self.scheduler.tiers.bytes_of(session_id)
+        below = self.scheduler.tiers.slots.bytes_of(session_id)
         freed = self.scheduler.close(session_id) * self.runner.page_bytes
         self.stats.evicted("device", reason, freed)
         for tier, size in below.items():
@@ -611,8 +611,8 @@ class Engine:
 
     def _usage_of(self, sequence: Sequence) -> CacheUsage:
         cache, page_bytes, tiers = sequence.cache, self.runner.page_bytes, self.scheduler.tiers
-        cached = tiers.reach(sequence.session_id, cache.computed)
-        below = tiers.lowest(sequence.session_id, cache.computed, cached)
+        cached = tiers.slots.reach(sequence.session_id, cache.computed)
+        below = tiers.slots.lowest(sequence.session_id, cache.computed, cached)
         return CacheUsage(
             used_bytes=cache.computed * self._position_bytes + (cached - cache.computed) * tiers.token_bytes,
             reserved_bytes=len(cache.pages) * page_bytes,

@@ -6,7 +6,7 @@ Grammar: Queued? (Started (Prefill | Heartbeat)* (Tokens | Heartbeat)*)? (Finish
 from dataclasses import dataclass, field, replace
 
 from segue_model.sampling import TokenLogprob
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import SegueError
 from segue_server.requests import FinishReason
 

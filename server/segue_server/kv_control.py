@@ -10,8 +10,8 @@ from enum import Enum
 import torch
 
 from segue_model.paging import PAGE_TOKENS
+from segue_server.cache.segments import Tier
 from segue_server.cache.session import pages_for
-from segue_server.cache.tiers import Tier
 from segue_server.engine import Engine
 from segue_server.errors import FeatureDisabled, KvBudget, Quota, SessionBusy, SessionNotFound
 from segue_server.mover import Block
@@ -104,11 +104,11 @@ class KvControl:
     def _up(self, sequence: Sequence) -> Progress:
         """The next segment comes back into the pool."""
         cache = sequence.cache
-        if self._tiers.reach(sequence.session_id, cache.computed) <= cache.computed:
+        if self._tiers.slots.reach(sequence.session_id, cache.computed) <= cache.computed:
             return Progress.DONE
         self._scheduler.rewind_pages(sequence)
         start = cache.computed
-        slot = self._tiers.slot(sequence.session_id, start)
+        slot = self._tiers.slots.at(sequence.session_id, start)
         if slot is None:
             return Progress.DONE
         segment = slot.segment
@@ -139,7 +139,7 @@ class KvControl:
         sequence = self._idle(session_id)
         sequence.guards += 1
         self._tiers.guard(session_id)
-        return Guarded(sequence, self._tiers.reach(session_id, sequence.cache.computed))
+        return Guarded(sequence, self._tiers.slots.reach(session_id, sequence.cache.computed))
 
     def unguard(self, guarded: Guarded) -> None:
         """The session may be gone by now."""

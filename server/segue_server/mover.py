@@ -10,7 +10,8 @@ import torch
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
 from segue_model.runner.kv_store import KvDirectory, KvStore, canonical_token_bytes
-from segue_server.cache.tiers import Demote, Drop, Order, Promote, Read, SegmentKey, Tiers, Unread, Write
+from segue_server.cache.segments import Demote, Drop, Order, Promote, Read, SegmentKey, Unread, Write
+from segue_server.cache.tiers import Tiers
 from segue_server.scheduler import Restore, Scheduler
 from segue_server.sequence import Sequence
 from segue_server.stats import EngineStats
@@ -127,7 +128,7 @@ class KvMover:
     def block(self, sequence: Sequence, start: int) -> Block | None:
         """KV of up to a segment from `start` on, a multiple of it, wherever it is; None: there is none."""
         cache = sequence.cache
-        slot = self._tiers.slot(sequence.session_id, start)
+        slot = self._tiers.slots.at(sequence.session_id, start)
         tokens = min(self._tiers.segment_tokens, cache.computed - start)
         if tokens > 0 and (slot is None or slot.tokens <= tokens):
             return Block(self._runner.export_pages(cache.pages[start // PAGE_TOKENS :], tokens), None, tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Self
 
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 
 
 class CommitPolicy(Enum):

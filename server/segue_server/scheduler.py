@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from segue_model.paging import PAGE_TOKENS
 from segue_server.cache.pages import PageId, PagePool
 from segue_server.cache.prefix import Node, PrefixIndex
+from segue_server.cache.segments import SegmentKey, Tier
 from segue_server.cache.session import SessionCache, pages_for
-from segue_server.cache.tiers import SegmentKey, Tier, Tiers
+from segue_server.cache.tiers import Tiers
 from segue_server.sequence import Sequence, Turn
 
 ATTENTION_TOKENS = 4096  # depth at which attention costs as much as everything else, roughly, for small models
@@ -301,7 +302,7 @@ class Scheduler:
     def _reach(self, sequence: Sequence, computed: int) -> int:
         """How far a turn gets with what lies below the pool, when it has `computed` positions in it."""
         limit = min(_turn(sequence).reuse_limit, len(sequence.tokens) - 1)
-        return max(computed, min(self.tiers.reach(sequence.session_id, computed), limit))
+        return max(computed, min(self.tiers.slots.reach(sequence.session_id, computed), limit))
 
     def rewind_pages(self, sequence: Sequence) -> None:
         """Give up a partly filled last page: what is restored begins with a page, and it holds those tokens too."""
@@ -323,7 +324,7 @@ class Scheduler:
         """Plan one segment. False: it is still being read, or it is gone."""
         turn = _turn(sequence)
         start = sequence.cache.computed + turn.restore_planned
-        slot = self.tiers.slot(sequence.session_id, start)
+        slot = self.tiers.slots.at(sequence.session_id, start)
         if slot is None:
             turn.restore_end = start  # the rest was lost on the way, and is computed
             return False
@@ -349,7 +350,7 @@ class Scheduler:
             turn.restore_end = 0
             self.tiers.lost(restore.key)
         elif restore.start == sequence.cache.computed:
-            slot = self.tiers.slot(sequence.session_id, restore.start)
+            slot = self.tiers.slots.at(sequence.session_id, restore.start)
             sequence.advance(restore.count)
             turn.restored += restore.count
             turn.restored_from = _lower(turn.restored_from, slot.segment.tier if slot else None)
@@ -487,7 +488,7 @@ class Scheduler:
             before = victim.cache.computed
             freed = self.shed(victim, pages)
             self.shrunk.add(victim.session_id)
-            if (kept := self.tiers.reach(victim.session_id, victim.cache.computed)) >= before:
+            if (kept := self.tiers.slots.reach(victim.session_id, victim.cache.computed)) >= before:
                 self.evictions.moved += kept - victim.cache.computed
             else:
                 self._count_eviction(freed, before - victim.cache.computed)

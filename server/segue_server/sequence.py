@@ -6,8 +6,8 @@ There is no prefill phase and no decode phase: `computed` catches up with `len(t
 from array import array
 from dataclasses import dataclass, field
 
+from segue_server.cache.segments import Tier
 from segue_server.cache.session import SessionCache
-from segue_server.cache.tiers import Tier
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from segue_server import snapshots
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import SessionNotFound
 from segue_server.kv_control import Guarded, KvControl, Progress

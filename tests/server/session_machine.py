@@ -23,8 +23,8 @@ from tests.server.session_world import (
 
 from segue_model.paging import PAGE_TOKENS
 from segue_server import snapshots
+from segue_server.cache.segments import LOWER, Tier
 from segue_server.cache.session import pages_for
-from segue_server.cache.tiers import LOWER, Tier
 from segue_server.errors import FeatureDisabled, KvBudget
 from segue_server.kv_control import Progress
 from segue_server.ledger.records import SessionForked, Truncated

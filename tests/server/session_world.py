@@ -13,8 +13,8 @@ from tests.server.session_model import EOS, Chance, Known, Talk, pick
 
 from segue_model.paging import PAGE_TOKENS
 from segue_model.sampling import Sampling
+from segue_server.cache.segments import Tier
 from segue_server.cache.session import SessionCache
-from segue_server.cache.tiers import Tier
 from segue_server.cache_admin import CacheAdmin
 from segue_server.jobs import TurnSpec
 from segue_server.kv_control import Guarded, KvControl

@@ -15,7 +15,7 @@ from tests.server.service_bench import ServiceBench, serving
 
 from segue.v1 import cache_pb2, cache_pb2_grpc, types_pb2
 from segue_server.admin import Admin
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import Draining, KvBudgetImpossible
 from segue_server.grpc_api.health import READINESS, Health
 from segue_server.grpc_api.server import bind, build_admin_server

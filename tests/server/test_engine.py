@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.server.fakes import EngineBench, ListSink, greedy, next_logits
 
 from segue_model.sampling import Sampling, token_logprobs
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import EngineError, QueueTimeout, SessionNotFound
 from segue_server.events import Failed, Finished, Prefill, Queued, Started, Tokens
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason

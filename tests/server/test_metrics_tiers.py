@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.server.service_bench import serving
 from tests.server.test_metrics import Scraper
 
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.cache_admin import CacheAdmin
 from segue_server.mover import Offload
 from segue_server.requests import MoveCacheRequest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.server.fakes import EngineBench, ListSink, greedy
 
 from segue_model.paging import PAGE_TOKENS
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.events import Finished, Started
 from segue_server.mover import Offload
 from segue_server.requests import CancelCause
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_computed_again(benches: list[OffloadBench], tmp_path:
     assert sink.one(Started).restored_from is Tier.NONE
     assert sink.one(Finished).usage.restored_tokens == 0
     assert bench.engine.stats.recomputed_tokens.values["evicted",] > 0
-    assert bench.tiers.use[Tier.DISK].used == 0 or bench.tiers.reach("a", 0) == 0
+    assert bench.tiers.use[Tier.DISK].used == 0 or bench.tiers.slots.reach("a", 0) == 0
 
 
 @pytest.mark.parametrize("position", [5, 31, 32, 33, 64, 90])
@@ -173,7 +173,7 @@ def test_reading_from_disk_overlaps_with_the_queue(benches: list[OffloadBench], 
     bench.step()
     assert not waiting.all(Started)
     kept = bench.scheduler.sequences["a"].cache.computed
-    assert bench.tiers.reach("a", kept) == 93, "it has not made room"
+    assert bench.tiers.slots.reach("a", kept) == 93, "it has not made room"
     assert all(s.ready for s in bench.tiers.segments(Tier.DISK)), "what it waits for is not in memory yet"
     bench.run(first, waiting)
 

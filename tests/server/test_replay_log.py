@@ -6,7 +6,7 @@ import pytest
 from tests.server.fakes import Clock
 
 from segue_model.sampling import TokenLogprob
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import PositionBeyondEnd, QueueTimeout
 from segue_server.events import Event, Failed, Finished, Heartbeat, Started, Tokens
 from segue_server.recent import RecentTurns

@@ -20,7 +20,7 @@ from tests.server.session_model import Drawn
 from tests.server.session_world import World
 
 from segue_model.paging import PAGE_TOKENS
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.kv_control import KvControl, Progress
 from segue_server.mover import Offload
 

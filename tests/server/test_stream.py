@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from segue_model.sampling import TokenLogprob
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import QueueTimeout
 from segue_server.events import Event, Failed, Finished, Heartbeat, Queued, Started, Tokens
 from segue_server.requests import FinishReason, OutputOptions

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from segue_server.cache.pages import PageId
-from segue_server.cache.tiers import Demote, Drop, Promote, Read, SegmentKey, Tier, Tiers, Unread, Write
+from segue_server.cache.segments import Demote, Drop, Promote, Read, SegmentKey, Tier, Unread, Write
+from segue_server.cache.tiers import Tiers
 
 SEGMENT = 32
 TOKEN = 4
@@ -77,7 +78,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.bytes.pages = ledger[start : start + tokens]
         kept = self.tiers.keep(name, start, tokens, [PageId(0)] * 2, tier)
         self.bytes.carry_out(self.tiers)
-        slot = self.tiers.slot(name, start)
+        slot = self.tiers.slots.at(name, start)
         budgets = {t: self.tiers.use[t].budget for t in (Tier.HOST, Tier.DISK)}
         room = max(size for t, size in budgets.items() if tier in (None, t))
         assert kept == (room >= tokens * TOKEN) or slot, "there was room"
@@ -104,7 +105,7 @@ class TiersMachine(RuleBasedStateMachine):
     def close(self, name: str) -> None:
         self.tiers.close(name)
         self.ledgers[name] = []
-        assert not self.tiers.bytes_of(name)
+        assert not self.tiers.slots.bytes_of(name)
 
     @rule(name=SESSIONS, at=st.integers(0, 200))
     def read_ahead(self, name: str, at: int) -> None:
@@ -122,7 +123,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule(name=SESSIONS)
     def restore(self, name: str) -> None:
-        for slot in list(self.tiers.slots(name, 0)):
+        for slot in list(self.tiers.slots.run(name, 0)):
             self.tiers.restored(name, slot.segment.start)
 
     @rule(name=SESSIONS)
@@ -159,9 +160,9 @@ class TiersMachine(RuleBasedStateMachine):
     def every_slot_holds_its_sessions_tokens(self) -> None:
         for name, ledger in getattr(self, "ledgers", {}).items():
             for start in range(0, len(ledger), SEGMENT):
-                if slot := self.tiers.slot(name, start):
+                if slot := self.tiers.slots.at(name, start):
                     assert list(self.bytes.of(slot.segment.key)[: slot.tokens]) == ledger[start : slot.end]
-            assert self.tiers.reach(name, 0) <= len(ledger)
+            assert self.tiers.slots.reach(name, 0) <= len(ledger)
 
 
 TestTiers = TiersMachine.TestCase
@@ -195,8 +196,8 @@ def test_a_copy_of_what_is_back_in_the_pool_goes_before_anything_else_and_not_to
     keep(tiers, "b", 0)
     tiers.restored("b", 0)
     keep(tiers, "c", 0)
-    assert tiers.reach("b", 0) == 0
-    assert tiers.reach("a", 0) == tiers.reach("c", 0) == SEGMENT
+    assert tiers.slots.reach("b", 0) == 0
+    assert tiers.slots.reach("a", 0) == tiers.slots.reach("c", 0) == SEGMENT
     assert tiers.use[Tier.DISK].used == 0
     assert tiers.use[Tier.HOST].dropped == 0, "nothing was lost by it"
 
@@ -217,7 +218,7 @@ def test_reach_ends_at_the_first_gap(start: int) -> None:
     for at in (0, SEGMENT, 3 * SEGMENT):
         keep(tiers, "a", at)
     expected = 2 * SEGMENT if start < 2 * SEGMENT else 4 * SEGMENT if start >= 3 * SEGMENT else start
-    assert tiers.reach("a", start) == expected
+    assert tiers.slots.reach("a", start) == expected
 
 
 def test_a_segment_on_its_way_up_changes_places_with_the_one_that_makes_room() -> None:

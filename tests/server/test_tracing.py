@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.server.service_bench import ServiceBench, read, serving
 
 from segue_server.app import serving as serving_app
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.config import ConfigError, ServerConfig
 from segue_server.events import Tokens
 from segue_server.mover import Offload

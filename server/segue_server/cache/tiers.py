@@ -1,12 +1,11 @@
-"""The tiers below the pool: which segment of which session's KV lies in host memory or on disk. Integers only.
+"""The tiers below the pool: which segment goes to host memory or to disk, which one goes for it. Integers only.
 
     pool ── keep ──▶ host ── overflow ──▶ disk ── overflow ──▶ gone (the tokens stay: it is computed again)
       ◀── restore ──────────────────────────┘
 
-A segment is the KV of up to `segment_tokens` positions of a ledger, beginning at a multiple of that. It is a copy: it
-stays valid for as long as the tokens before its end are the session's, whatever happens in the pool, and forks share
-it. What a session has read back lies in the pool as well, so its copy is *spare*: kept while there is room, for the
-next eviction is free then, and the first to go.
+A segment (segments.py) is a copy: it stays valid for as long as the tokens before its end are the session's, whatever
+happens in the pool, and forks share it; slots.py tells whose it is. What a session has read back lies in the pool as
+well, so its copy is *spare*: kept while there is room, for the next eviction is free then, and the first to go.
 
 Decisions become orders (`take_orders`) that whoever owns the bytes carries out, in order, before a page is written.
 
@@ -14,124 +13,26 @@ Invariant: the bytes of each tier are the sum over its segments, at most its bud
 each owner names it in exactly one slot. `check_integrity` runs it.
 """
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NewType
+from collections import Counter
+from collections.abc import Sequence
 
 from segue_server.cache.pages import PageId
+from segue_server.cache.segments import (
+    Demote,
+    Drop,
+    Order,
+    Promote,
+    Read,
+    Segment,
+    SegmentKey,
+    Tier,
+    TierUse,
+    Unread,
+    Write,
+)
+from segue_server.cache.slots import SlotTable
 
-SegmentKey = NewType("SegmentKey", int)
 STAGE_BYTES = 256 << 20  # read ahead from disk for turns that wait, at most
-
-
-class Tier(Enum):
-    """Where KV can be; the values are those of the proto enum."""
-
-    DEVICE = 1
-    HOST = 2
-    DISK = 3
-    NONE = 4
-
-
-LOWER = (Tier.HOST, Tier.DISK)
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Copy the first `tokens` positions of pages into host memory under `key`."""
-
-    key: SegmentKey
-    pages: Sequence[PageId]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Demote:
-    """Move a segment from host memory to disk."""
-
-    key: SegmentKey
-
-
-@dataclass(frozen=True, slots=True)
-class Promote:
-    """Move a segment that has been read ahead from disk to host memory."""
-
-    key: SegmentKey
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Begin to read a segment from disk, so that it is there when it is needed."""
-
-    key: SegmentKey
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """What was read ahead is not needed after all; the file stays."""
-
-    key: SegmentKey
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget a segment, wherever it is."""
-
-    key: SegmentKey
-
-
-Order = Write | Demote | Promote | Read | Unread | Drop
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """KV of positions `start` .. `start + tokens - 1`, for every owner."""
-
-    key: SegmentKey
-    start: int
-    tokens: int
-    size: int  # bytes
-    tier: Tier
-    owners: set[str] = field(default_factory=set)
-    spare: bool = False  # its one owner has it in the pool too
-    asked: bool = False  # of disk: it is being read ahead, or has been
-    ready: bool = False  # of disk: it has been read ahead
-
-
-@dataclass(slots=True)
-class Slot:
-    """What of a segment is valid for one owner: fewer positions than it holds after a rewind or a fork."""
-
-    segment: Segment
-    tokens: int
-
-    @property
-    def end(self) -> int:
-        return self.segment.start + self.tokens
-
-
-@dataclass(slots=True)
-class TierUse:
-    """One tier's account."""
-
-    budget: int
-    used: int = 0
-    tokens: int = 0
-    dropped: int = 0  # segments that fell out for want of room, since the start
-    dropped_bytes: int = 0
-    segments: "OrderedDict[SegmentKey, Segment]" = field(default_factory=OrderedDict)  # the first one goes first
-
-    def add(self, segment: Segment) -> None:
-        self.segments[segment.key] = segment
-        self.used += segment.size
-        self.tokens += segment.tokens
-
-    def remove(self, segment: Segment) -> None:
-        del self.segments[segment.key]
-        self.used -= segment.size
-        self.tokens -= segment.tokens
 
 
 class Tiers:
@@ -142,7 +43,7 @@ class Tiers:
         self.segment_tokens = segment_tokens
         self.token_bytes = token_bytes
         self.use = {Tier.HOST: TierUse(host_bytes), Tier.DISK: TierUse(disk_bytes)}
-        self._slots: dict[str, dict[int, Slot]] = {}  # session -> number of the segment -> slot
+        self.slots = SlotTable(segment_tokens)
         self._guarded: Counter[str] = Counter()
         self._orders: list[Order] = []
         self._next_key = 0
@@ -156,37 +57,6 @@ class Tiers:
         """What is to be done with the bytes since the last call, in order."""
         orders, self._orders = self._orders, []
         return orders
-
-    # What is there
-
-    def slot(self, session_id: str, position: int) -> Slot | None:
-        """The slot whose segment reaches beyond `position`, which lies in it."""
-        slot = self._slots.get(session_id, {}).get(position // self.segment_tokens)
-        return slot if slot and slot.end > position else None
-
-    def slots(self, session_id: str, start: int) -> Iterator[Slot]:
-        """The slots that hold the positions from `start` on without a gap."""
-        while slot := self.slot(session_id, start):
-            yield slot
-            start = slot.end
-            if start % self.segment_tokens:
-                return
-
-    def reach(self, session_id: str, start: int) -> int:
-        """The position up to which KV from `start` on is here; `start` itself when there is none."""
-        return max((slot.end for slot in self.slots(session_id, start)), default=start)
-
-    def lowest(self, session_id: str, start: int, end: int) -> Tier | None:
-        """The lowest tier that the KV of positions `start` .. `end - 1` lies in; None when none of it is here."""
-        tiers = [slot.segment.tier for slot in self.slots(session_id, start) if slot.segment.start < end]
-        return max(tiers, key=lambda tier: tier.value, default=None)
-
-    def bytes_of(self, session_id: str) -> Counter[Tier]:
-        """Bytes of a session by tier; a segment that forks share counts for each of them."""
-        sizes: Counter[Tier] = Counter()
-        for slot in list(self._slots.get(session_id, {}).values()):
-            sizes[slot.segment.tier] += slot.segment.size
-        return sizes
 
     def segments(self, tier: Tier) -> list[Segment]:
         """In the order in which they go. A reader: safe from any thread."""
@@ -205,7 +75,7 @@ class Tiers:
 
         Into `tier`; where that is None, as high as there is room. A copy that is here already is not made again.
         """
-        slot = self.slot(session_id, start)
+        slot = self.slots.at(session_id, start)
         if slot and slot.tokens >= tokens:
             return self._keep_copy(slot.segment, tier)
         segment = self._new(start, tokens)
@@ -239,7 +109,7 @@ class Tiers:
 
         None: the disk has no room for it.
         """
-        held = [s.segment for s in self._slots.get(session_id, {}).values() if s.segment.tier is Tier.HOST]
+        held = [s.segment for s in self.slots.of(session_id) if s.segment.tier is Tier.HOST]
         segment = max((s for s in held if s.start >= start), key=lambda s: s.start, default=None)
         if segment is None:
             return False
@@ -249,7 +119,7 @@ class Tiers:
 
     def need(self, session_id: str, start: int, end: int) -> None:
         """These positions are about to be restored: their segments go last."""
-        for slot in list(self.slots(session_id, start)):
+        for slot in list(self.slots.run(session_id, start)):
             if slot.segment.start < end:
                 slot.segment.spare = False
                 self.use[slot.segment.tier].segments.move_to_end(slot.segment.key)
@@ -259,7 +129,7 @@ class Tiers:
 
         With `urgent` one segment is read in any case: somebody waits for it, and for nothing else.
         """
-        for slot in self.slots(session_id, start):
+        for slot in self.slots.run(session_id, start):
             segment = slot.segment
             if segment.start >= end:
                 return
@@ -273,12 +143,12 @@ class Tiers:
 
     def unstage(self, session_id: str) -> None:
         """Let go of what was read ahead."""
-        for slot in self._slots.get(session_id, {}).values():
+        for slot in self.slots.of(session_id):
             self._unstage(slot.segment)
 
     def first_on_disk(self, session_id: str, start: int) -> Segment | None:
         """The first segment from `start` on that lies on disk."""
-        held = [s.segment for s in self._slots.get(session_id, {}).values() if s.segment.tier is Tier.DISK]
+        held = [s.segment for s in self.slots.of(session_id) if s.segment.tier is Tier.DISK]
         return min((s for s in held if s.start >= start), key=lambda s: s.start, default=None)
 
     def promote(self, segment: Segment) -> bool:
@@ -300,7 +170,7 @@ class Tiers:
 
     def restored(self, session_id: str, start: int) -> None:
         """The segment at `start` is in the pool now: its copy is the first to go."""
-        slot = self._slots.get(session_id, {}).get(start // self.segment_tokens)
+        slot = self.slots.at(session_id, start)
         if slot is None:
             return
         self._unstage(slot.segment)
@@ -312,30 +182,28 @@ class Tiers:
 
     def touch(self, session_id: str) -> None:
         """The session has been used: its segments go last, and the tail before the head."""
-        slots = self._slots.get(session_id, {})
-        for number in sorted(slots, reverse=True):
-            segment = slots[number].segment
+        for slot in sorted(self.slots.of(session_id), key=lambda slot: slot.segment.start, reverse=True):
+            segment = slot.segment
             if not segment.spare:
                 self.use[segment.tier].segments.move_to_end(segment.key)
 
     def truncate(self, session_id: str, position: int) -> None:
         """The ledger has been cut at `position`: what was computed of the rest belongs to nobody."""
-        slots = self._slots.get(session_id, {})
-        for number, slot in list(slots.items()):
+        for slot in self.slots.of(session_id):
             slot.tokens = min(slot.tokens, position - slot.segment.start)
             if slot.tokens <= 0:
-                self._release(session_id, number)
+                self._release(session_id, slot.segment)
 
     def close(self, session_id: str) -> int:
         """The session is gone; returns the bytes that became free."""
         before = sum(use.used for use in self.use.values())
-        for number in list(self._slots.get(session_id, {})):
-            self._release(session_id, number)
+        for slot in self.slots.of(session_id):
+            self._release(session_id, slot.segment)
         return before - sum(use.used for use in self.use.values())
 
     def share(self, parent: str, child: str, position: int) -> None:
         """A fork owns what its parent does, up to `position`."""
-        for slot in list(self._slots.get(parent, {}).values()):
+        for slot in self.slots.of(parent):
             tokens = min(slot.tokens, position - slot.segment.start)
             if tokens > 0:
                 slot.segment.spare = False
@@ -352,10 +220,9 @@ class Tiers:
 
     def lost(self, key: SegmentKey) -> None:
         """The bytes of a segment are damaged or missing: nobody owns it any more."""
-        segment = self._find(key)
-        for owner in list(segment.owners) if segment else ():
-            number = segment.start // self.segment_tokens if segment else 0
-            self._release(owner, number)
+        if segment := self.use[Tier.HOST].segments.get(key) or self.use[Tier.DISK].segments.get(key):
+            for owner in list(segment.owners):
+                self._release(owner, segment)
 
     # Budgets
 
@@ -368,37 +235,23 @@ class Tiers:
         use.budget = size
         self._make_room(tier, 0)
 
-    def flush(self, session_id: str) -> int:
-        """Forget all of a session's segments; returns the bytes that became free."""
-        return self.close(session_id)
-
     def check_integrity(self) -> None:
         """Raises AssertionError naming what is off."""
-        named = self._owners_by_slot()
+        named = self.slots.owners()
         for tier, use in self.use.items():
             if use.used != sum(s.size for s in use.segments.values()) or use.used > use.budget:
                 raise AssertionError(f"{tier.name}: {use.used} bytes of {use.budget}, by its segments otherwise")
             if use.tokens != sum(s.tokens for s in use.segments.values()):
                 raise AssertionError(f"{tier.name}: {use.tokens} tokens, by its segments otherwise")
             for segment in use.segments.values():
-                owners = named.get(segment.key)
+                owners = named.pop(segment, None)
                 if segment.tier is not tier or not owners or owners != segment.owners:
                     raise AssertionError(f"segment {segment.key}: owners {segment.owners}, named by {owners}")
+        if named:
+            raise AssertionError(f"sessions own segments that lie nowhere: {named}")
         staged = sum(s.size for s in self.use[Tier.DISK].segments.values() if s.asked)
         if staged != self._staged:
             raise AssertionError(f"{self._staged} bytes are read ahead, by their segments {staged}")
-
-    def _owners_by_slot(self) -> dict[SegmentKey, set[str]]:
-        """Who names each segment. Raises AssertionError for a slot that is not what it says."""
-        named: defaultdict[SegmentKey, set[str]] = defaultdict(set)
-        for owner, slots in self._slots.items():
-            for number, slot in slots.items():
-                segment = slot.segment
-                in_place = number * self.segment_tokens == segment.start and self._find(segment.key) is segment
-                if not in_place or not 0 < slot.tokens <= segment.tokens:
-                    raise AssertionError(f"session {owner}: a slot at {segment.start} is not what it says")
-                named[segment.key].add(owner)
-        return named
 
     # Room
 
@@ -450,21 +303,13 @@ class Tiers:
     # Owners
 
     def _assign(self, session_id: str, segment: Segment, tokens: int) -> None:
-        number = segment.start // self.segment_tokens
-        slots = self._slots.setdefault(session_id, {})
-        if number in slots:
-            self._release(session_id, number)
-            slots = self._slots.setdefault(session_id, {})
-        slots[number] = Slot(segment, tokens)
-        segment.owners.add(session_id)
+        if (old := self.slots.at(session_id, segment.start)) is not None:
+            self._release(session_id, old.segment)
+        self.slots.put(session_id, segment, tokens)
 
-    def _release(self, session_id: str, number: int) -> None:
+    def _release(self, session_id: str, segment: Segment) -> None:
         """One owner less; a segment without one goes."""
-        slots = self._slots[session_id]
-        segment = slots.pop(number).segment
-        if not slots:
-            del self._slots[session_id]
-        segment.owners.discard(session_id)
+        self.slots.take(session_id, segment)
         if not segment.owners:
             self._unstage(segment, tell=False)
             self.use[segment.tier].remove(segment)
@@ -476,9 +321,6 @@ class Tiers:
             self._staged -= segment.size
             if tell:
                 self._orders.append(Unread(segment.key))
-
-    def _find(self, key: SegmentKey) -> Segment | None:
-        return self.use[Tier.HOST].segments.get(key) or self.use[Tier.DISK].segments.get(key)
 
     def _first_write(self, segment: Segment) -> int:
         """Where the write of a new segment belongs: before it is demoted, if that has been ordered already."""

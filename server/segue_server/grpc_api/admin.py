@@ -9,7 +9,7 @@ from segue.v1 import cache_pb2, types_pb2
 from segue_model.paging import PAGE_TOKENS
 from segue_server.admin import Admin
 from segue_server.cache.prefix import Change, Removed, Stored
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.cache_admin import CacheEntry, CacheStats
 from segue_server.cache_events import CacheEventBatch
 from segue_server.engine import KvBytes

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 
 from segue.v1 import session_pb2
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import FieldInvalid
 from segue_server.grpc_api.convert_events import KV_DTYPE_VALUES
 from segue_server.grpc_api.convert_requests import KV_DTYPES, settings_of

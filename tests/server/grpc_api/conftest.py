@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 
 from segue_model.sampling import TokenLogprob
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.events import CacheUsage, Event, Failed, Finished, Started, Tokens
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_server

@@ -17,7 +17,7 @@ from segue.v1 import (
 )
 from segue.v1 import types_pb2 as t
 from segue_server import errors
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.errors import FieldInvalid, FieldViolation, Quota, SegueError
 from segue_server.events import Failed, Started
 from segue_server.grpc_api.handlers import service_handler

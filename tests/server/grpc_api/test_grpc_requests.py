@@ -11,7 +11,7 @@ from segue.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_g
 from segue.v1 import types_pb2 as t
 from segue_model.sampling import TokenLogprob
 from segue_server import events
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.requests import (
     AppendRequest,
     BusyPolicy,

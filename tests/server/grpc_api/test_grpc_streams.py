@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 
 from segue.v1 import generation_pb2, generation_pb2_grpc
-from segue_server.cache.tiers import Tier
+from segue_server.cache.segments import Tier
 from segue_server.events import Started, Tokens
 from segue_server.grpc_api.convert_events import generate_event
 from segue_server.grpc_api.server import bind, build_server
