@@ -3,9 +3,11 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -165,6 +167,11 @@ def test_a_load_of_which_nothing_went_well_ends_with_1(load: Load, served: Serve
     [
         (("run",), "--rate", "give one of --rate, --users and --trace"),
         (("run", "--rate", "0"), "--rate", "must be above 0"),
+        (("run", "--rate", "inf"), "--rate", "and finite"),
+        (("run", "--rate", "1", "--trace", "/nowhere.jsonl"), "--rate", "give one of --rate, --users and --trace"),
+        (("run", "--rate", "1", "--top-p", "5"), "--top-p", "above 0 and at most 1"),
+        (("run", "--rate", "1", "--html", "/nowhere/page.html"), "--html", "there is no folder /nowhere"),
+        (("run", "--rate", "1", "--html", "/"), "--html", "no file can be written there"),
         (("run", "--rate", "1", "--prompt", "gauss:1"), "--prompt", "known are fixed"),
         (("run", "--rate", "1", "--fork", "2"), "--fork", "nothing to share"),
         (("run", "--rate", "1", "--duration", "0"), "--duration", "above 0 seconds"),
@@ -186,6 +193,14 @@ def test_a_word_that_cannot_be_meant_is_refused_before_anything_is_sent(
     assert complaint in told
 
 
+def test_a_server_that_never_answers_is_named(load: Load) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        result, results = load("run", "--users", "1", "--timeout", "0.3", target=f"openai={address}")
+    assert (result.exit_code, results) == (1, None)
+    assert f"{address} does not answer in time" in result.output
+
+
 def test_ctrl_c_keeps_the_points_that_were_measured(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "partial.json"
     words = ["load", "concurrency", "--streams", "1,2", "--duration", "2", *SHORT, "--target", served.segue]
@@ -198,7 +213,37 @@ def test_ctrl_c_keeps_the_points_that_were_measured(served: Served, tmp_path: Pa
     results = Results.from_json(file.read_bytes())
     assert len(results.points) in (1, 2)  # 2: the signal came after the end
     assert {one.point for one in results.requests} == set(range(len(results.points)))
-    assert len(results.points) == 2 or "interrupted" in results.notes[0]
+    last = results.points[-1]
+    assert "interrupted before the test was over" in results.notes or last.end - last.start > 1.9
+
+
+def test_ctrl_c_in_the_only_point_keeps_what_has_come_until_then(served: Served, tmp_path: Path) -> None:
+    assert served.servicer is not None
+    file, performed = tmp_path / "partial.json", served.servicer.schedule.performed
+    words = ["load", "run", "--users", "2", "--duration", "600", *SHORT, "--target", served.segue]
+    enough = len(performed) + 20
+    with subprocess.Popen([*COMMAND, *words, "--json", str(file)], stdout=subprocess.DEVNULL) as process:
+        while len(performed) < enough:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    results = Results.from_json(file.read_bytes())
+    (point,) = results.points
+    assert point.end - point.start < 600
+    assert (
+        sum(one.outcome is Outcome.OK for one in results.requests) >= 15
+    )  # those that were answered before the signal
+    cut, interrupted = results.notes
+    assert cut.startswith("2 streams: cut short")
+    assert interrupted == "interrupted before the test was over"
+
+
+def test_a_test_whose_requests_all_fall_into_the_warm_up_says_so_and_fails(load: Load) -> None:
+    result, results = load("run", "--users", "1", "--count", "2", "--warm-up", "30", "--prompt", "8", "--output", "3")
+    assert result.exit_code == 1
+    assert results is not None
+    assert results.notes == ("1 stream: there is no request that counts; all 2 were due within its warm-up of 30 s",)
 
 
 def test_without_the_extra_the_command_says_what_to_install_and_others_work() -> None:

@@ -167,7 +167,7 @@ def test_other_workloads_are_refused_by_name_unless_forced() -> None:
 
 
 def test_other_experiments_share_no_point() -> None:
-    with pytest.raises(ComparisonError, match="experiment: run and sweep"):
+    with pytest.raises(ComparisonError, match="the one is of segue load run, the other of segue load sweep"):
         compare(made.run(), made.sweep(), FAST)
     with pytest.raises(ComparisonError, match="share no point; the one has all, the other 2 a second"):
         compare(made.run(), made.sweep(), FAST, force=True)

@@ -54,7 +54,7 @@ def run(
     seed, length = _seed(report), meaning.span(span)
     words = _words(loop, span)
     if loop.trace is not None:
-        trace = meaning.trace(loop.trace, seed)
+        trace = meaning.trace(loop, loop.trace, seed)
         load: Load = lambda driver: experiments.replay(driver, trace, length)  # noqa: E731  one line in each branch
     else:
         asked, asking = meaning.workload(work, seed), meaning.loop(loop, seed)
@@ -139,7 +139,8 @@ class Measurement:
         self._clock = Clock()
 
     def carry_out(self, load: Load, report: ReportOptions) -> None:
-        """Connects, loads, reports. Ends the command with exit code 1 when no request has gone well."""
+        """Connects, loads, reports. Ends the command with exit code 1 when no request that counts has gone well."""
+        meaning.check_outputs(report)
         with reporting(as_json=False):
             try:
                 results = asyncio.run(self._measure(load))
@@ -147,7 +148,7 @@ class Measurement:
                 typer.echo(printable(f"segue: {error}"), err=True)
                 raise typer.Exit(1) from None
         _report(results, report)
-        if not any(request.outcome is Outcome.OK for request in results.requests):
+        if not any(request.outcome is Outcome.OK and not request.warm_up for request in results.requests):
             raise typer.Exit(1)
 
     async def _measure(self, load: Load) -> Results:
@@ -157,7 +158,7 @@ class Measurement:
                 try:
                     await load(driver)
                 except asyncio.CancelledError:  # Ctrl-C: what was measured until now is kept
-                    driver.notes.append("interrupted: the point that was being measured is left out")
+                    driver.notes.append("interrupted before the test was over")
             return self._results(driver)
 
     @asynccontextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from segue_client.cli.load_options import (
     ContextOptions,
     LoopOptions,
     MixOptions,
+    ReportOptions,
     SpanOptions,
     StreamsOptions,
     SweepOptions,
@@ -49,6 +52,8 @@ def settings(
     target: TargetOptions, work: WorkloadOptions | None = None, grid: ContextOptions | None = None
 ) -> Settings:
     """How every turn is asked for."""
+    if target.top_p is not None and not 0 < target.top_p <= 1:
+        raise typer.BadParameter(f"is {target.top_p:g}; it must be above 0 and at most 1", param_hint="--top-p")
     return Settings(
         temperature=target.temperature,
         top_p=target.top_p,
@@ -57,6 +62,17 @@ def settings(
         restore_from=grid.restore_from.value if grid else "host",
         timeout=target.timeout,
     )
+
+
+def check_outputs(options: ReportOptions) -> None:
+    """Refuses files that could not be written, before a test of minutes has run in vain."""
+    for option, path in (("--json", options.json), ("--html", options.html)):
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"{path}: there is no folder {path.parent}", param_hint=option)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise typer.BadParameter(f"{path}: no file can be written there", param_hint=option)
 
 
 def span(options: SpanOptions) -> Span:
@@ -106,7 +122,7 @@ def _lengths(option: str, spec: str) -> Distribution:
 def loop(options: LoopOptions, seed: int) -> OpenLoop | ClosedLoop:
     """Who asks, when it is no trace."""
     if (options.rate is None) == (options.users is None):
-        raise typer.BadParameter("give one of --rate, --users and --trace", param_hint="--rate")
+        raise _one_loop()
     if options.rate is None:
         return ClosedLoop(users=options.users or 1)
     return open_loop("--rate", options.rate, options.arrivals.value, seed)
@@ -114,13 +130,19 @@ def loop(options: LoopOptions, seed: int) -> OpenLoop | ClosedLoop:
 
 def open_loop(option: str, rate: float, process: Literal["poisson", "constant"], seed: int) -> OpenLoop:
     """Arrivals from outside."""
-    if not rate > 0:
-        raise typer.BadParameter(f"is {rate:g}; it must be above 0 a second", param_hint=option)
+    if not 0 < rate < math.inf:
+        raise typer.BadParameter(f"is {rate:g}; it must be above 0 a second, and finite", param_hint=option)
     return OpenLoop(rate=rate, process=process, seed=seed)
 
 
-def trace(path: Path, seed: int) -> Trace:
-    """Arrivals and lengths of a file."""
+def _one_loop() -> typer.BadParameter:
+    return typer.BadParameter("give one of --rate, --users and --trace", param_hint="--rate")
+
+
+def trace(options: LoopOptions, path: Path, seed: int) -> Trace:
+    """Arrivals and lengths of a file, which leaves no other loop to choose."""
+    if options.rate is not None or options.users is not None:
+        raise _one_loop()
     with refusing("--trace"):
         return Trace(seed, *read_trace(path))
 

@@ -101,7 +101,10 @@ class Driver:
 
     @asynccontextmanager
     async def point(self, template: Point, span: Span, objectives: Objectives | None = None) -> AsyncIterator[Phase]:
-        """A point for as long as the block lasts; left by an error, it leaves no trace.
+        """A point for as long as the block lasts.
+
+        Left by an error, it leaves no trace. Cancelled, it is kept with what has come until then, unless it was to be
+        judged: a verdict of half a point would be none.
 
         Args:
             template: says what is varied; the rest is filled in here.
@@ -110,13 +113,23 @@ class Driver:
         """
         self._listener.point_started(template.label)
         phase = Phase(len(self.points), span, self.clock.now())
-        first = len(self.requests)
-        async with SelfWatch() as watch:
-            try:
+        first, watch = len(self.requests), SelfWatch()
+        try:
+            async with watch:
                 yield phase
-            except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and objectives is None and _counted_ok(self.requests[first:]):
+                self._finish(template, phase, first, watch, None)
+                self.notes.append(f"{template.label}: cut short {self.clock.now() - phase.start:.1f} s after its start")
+            else:
                 del self.requests[first:]
-                raise
+            raise
+        self._finish(template, phase, first, watch, objectives)
+
+    def _finish(
+        self, template: Point, phase: Phase, first: int, watch: SelfWatch, objectives: Objectives | None
+    ) -> None:
+        """Makes the point of the requests since `first`."""
         mine = self.requests[first:]
         point = replace(
             template,
@@ -126,6 +139,9 @@ class Driver:
         )
         if objectives is not None:
             point = replace(point, verdict=judge(summarize_requests(mine, point), objectives))
+        if all(request.warm_up for request in mine):
+            due = f"all {len(mine)} were due within its warm-up of {phase.span.warm_up:g} s"
+            self.notes.append(f"{template.label}: there is no request that counts; {due if mine else 'none was due'}")
         self.points.append(point)
         self._listener.point_ended(point)
 
@@ -246,6 +262,10 @@ class Driver:
         )
         self.requests.append(request)
         self._listener.ended(request)
+
+
+def _counted_ok(requests: Iterable[Request]) -> bool:
+    return any(request.outcome is Outcome.OK and not request.warm_up for request in requests)
 
 
 def _outcome(failure: BaseException | None) -> Outcome:

@@ -16,7 +16,15 @@ import msgspec
 
 from segue_client.load.prompts import PromptMaker
 from segue_client.load.results import ContextKind, TargetInfo, TargetKind
-from segue_client.load.target import Clock, Conversation, Observation, Settings, TargetError, Unsupported
+from segue_client.load.target import (
+    CONNECT_TIMEOUT,
+    Clock,
+    Conversation,
+    Observation,
+    Settings,
+    TargetError,
+    Unsupported,
+)
 from segue_client.load.workload import Plan, Prompt, Turn
 
 _BUSY = (429, 503)
@@ -101,18 +109,31 @@ async def connected(endpoint: Endpoint, settings: Settings, clock: Clock) -> Asy
         limits=limits,
         trust_env=False,  # a proxy would be measured, too
     ) as client:
-        model = await _model(client, endpoint.model)
+        with _connecting(endpoint.base):
+            model = await _model(client, endpoint.model, min(CONNECT_TIMEOUT, settings.timeout))
         info = TargetInfo(
             kind=TargetKind.OPENAI, address=endpoint.base, model=model.id, context_limit=model.max_model_len
         )
         target = OpenAiTarget(client, info, settings, clock, PromptMaker(uuid.uuid4().hex))
-        await target.calibrate()
+        with _connecting(endpoint.base):
+            await target.calibrate()
         yield target
 
 
-async def _model(client: httpx2.AsyncClient, wanted: str) -> _Model:
+@contextmanager
+def _connecting(address: str) -> Iterator[None]:
+    """Before there is a turn to count it for, a failure ends the test, and names who has failed."""
+    try:
+        yield
+    except TimeoutError:
+        raise TargetError(f"{address} does not answer in time") from None
+    except TargetError as error:
+        raise TargetError(f"{address}: {error}") from error
+
+
+async def _model(client: httpx2.AsyncClient, wanted: str, patience: float) -> _Model:
     with _failures():
-        answer = await client.get("models")
+        answer = await client.get("models", timeout=patience)
         _check_status(answer.status_code, answer.content)
     try:
         models = msgspec.json.decode(answer.content, type=_Models).data

@@ -15,14 +15,21 @@ from segue_client.client import AsyncClient
 from segue_client.errors import DeadlineExceeded, Draining, FeatureDisabled, Loading, ResourceExhausted, SegueError
 from segue_client.load.prompts import PromptMaker
 from segue_client.load.results import ContextKind, TargetInfo, TargetKind
-from segue_client.load.target import Clock, Conversation, Observation, Settings, TargetError, Unsupported
+from segue_client.load.target import (
+    CONNECT_TIMEOUT,
+    Clock,
+    Conversation,
+    Observation,
+    Settings,
+    TargetError,
+    Unsupported,
+)
 from segue_client.load.transcript import MessageTranscript, TokenTranscript, Transcript
 from segue_client.load.workload import Plan, Prompt, Turn
 from segue_client.options import CacheTierName, InputOptions, TurnOptions
 from segue_client.session import AsyncSession
 from segue_client.turn import AsyncTurn
 
-CONNECT_TIMEOUT = 10.0  # seconds
 _NO_RETRIES = (("grpc.enable_retries", 0),)
 _REFUSALS = (ResourceExhausted, Loading, Draining)
 

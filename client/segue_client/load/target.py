@@ -12,6 +12,8 @@ from segue_client.load.workload import Plan, Prompt, Turn
 
 Reuse = Literal["session", "prefix", "none"]
 
+CONNECT_TIMEOUT = 10.0  # seconds that a target has to answer a first time
+
 
 class TargetError(Exception):
     """A turn that the target has refused or failed, in one line."""

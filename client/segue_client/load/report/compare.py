@@ -170,9 +170,16 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _check_same_work(before: Results, after: Results, force: bool) -> None:
-    described = [{"experiment": r.experiment.value, **r.metadata.workload} for r in (before, after)]
-    differing = [f"{name}: {old} and {new}" for name, old, new in _unequal(*described)]
-    if differing and not force:
+    if force:
+        return
+    if before.experiment is not after.experiment:  # then hardly an option is the same: a list would tell nothing
+        raise ComparisonError(
+            f"the one is of segue load {before.experiment}, the other of segue load {after.experiment}."
+            " --force compares them all the same"
+        )
+    pairs = _unequal(before.metadata.workload, after.metadata.workload)
+    differing = [f"{name}: {old} and {new}" for name, old, new in pairs]
+    if differing:
         raise ComparisonError(
             f"the workloads are not the same: {'; '.join(differing)}. --force compares them all the same"
         )

@@ -32,8 +32,9 @@ def show(sections: Iterable[Section], out: Console) -> None:
             out.print(Text(printable(section.statement), style="bold"))
             out.print()
         for table in section.tables:
-            out.print(as_rich(table))
-            out.print()
+            if table.rows:
+                out.print(as_rich(table))
+                out.print()
         for note in section.notes:
             out.print(Text(printable(f"Note: {note}")))
 
