@@ -8,11 +8,13 @@ import statistics
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from segue_client import Client
+from segue_client.load.summary import percentile
 
 START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
@@ -112,8 +114,22 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 def quantile(values: Sequence[float], q: float) -> float:
     """The smallest value that at least the share `q` of all is not above."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-q * len(ordered) // 1) - 1))]
+    return percentile(sorted(values), q)
+
+
+def read(url: str) -> str:
+    """What a page of our own server says."""
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - an address of our own server
+        text: str = answer.read().decode()
+    return text
+
+
+def cpu_seconds(metrics: str) -> float:
+    """User and system time of a server so far; `metrics` is the URL of its metrics."""
+    found = re.search(r"^process_cpu_seconds_total\S* (\S+)$", read(metrics), re.MULTILINE)
+    if found is None:
+        raise RuntimeError("the server does not tell its CPU time")
+    return float(found[1])
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

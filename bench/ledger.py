@@ -8,17 +8,15 @@ CPU time is the server's own, of all its threads and over the whole run; on a bu
 
 import argparse
 import asyncio
-import re
 import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _server import Addresses, parser, print_served, print_table, random_tokens, running_server, spread
+from _server import Addresses, cpu_seconds, parser, print_served, print_table, random_tokens, running_server, spread
 
 from segue_client import AsyncClient, Tokens
 
@@ -72,15 +70,6 @@ def measure(both: Sequence[Runs], options: argparse.Namespace) -> None:
 def share(with_ledger: Sequence[float], without: Sequence[float]) -> float:
     """By how much the median fell."""
     return 1 - statistics.median(with_ledger) / statistics.median(without)
-
-
-def cpu_seconds(metrics: str) -> float:
-    """User and system time of the server so far."""
-    with urllib.request.urlopen(metrics, timeout=10) as answer:  # noqa: S310 - an address of our own server
-        found = re.search(r"^process_cpu_seconds_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
-    if found is None:
-        raise RuntimeError("the server does not tell its CPU time")
-    return float(found[1])
 
 
 async def run(target: str, count: int, prompt_tokens: int, new_tokens: int) -> float:

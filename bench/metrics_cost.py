@@ -12,7 +12,6 @@ import statistics
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import streams
-from _server import Addresses, parser, print_served, print_table, running_server, spread
+from _server import Addresses, cpu_seconds, parser, print_served, print_table, read, running_server, spread
 from prometheus_client.parser import text_string_to_metric_families
 
 from segue_server import stats
@@ -101,13 +100,6 @@ def measured(server: Addresses, options: argparse.Namespace, *, scraped: bool) -
     return Run(rate, used * 1e6 / (options.streams * options.new_tokens))
 
 
-def cpu_seconds(url: str) -> float:
-    """Of the server so far."""
-    return next(
-        float(line.split()[1]) for line in read(url).splitlines() if line.startswith("process_cpu_seconds_total")
-    )
-
-
 @contextmanager
 def scraping(url: str, *, every: float) -> Iterator[None]:
     """Somebody reads the metrics meanwhile."""
@@ -124,12 +116,6 @@ def scraping(url: str, *, every: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - an address of our own server
-        text: str = answer.read().decode()
-    return text
 
 
 def mean_step(url: str) -> float:
