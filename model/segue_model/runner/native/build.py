@@ -6,6 +6,7 @@ builds its own. Concurrent builds are safe: each compiles in a directory of its 
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -18,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+log = logging.getLogger(__name__)
 
 SOURCES: Final = Path(__file__).parent / "src"
 COMPILERS: Final = ("g++", "clang++", "c++")
@@ -83,6 +86,7 @@ def build(isa: str | None = None) -> Path:
     flags = (*FLAGS, *ISAS[chosen].flags)
     library = _cache_directory() / f"{chosen}-{_key(flags)}.so"
     if not library.exists():
+        log.info("compiling the kernels for this CPU (%s), once", chosen)
         _compile(_compiler(), flags, library)
     return library
 
