@@ -6,9 +6,8 @@ Everything shown is read from the outside: the turns through the gRPC client, th
 import re
 import sys
 import time
-import urllib.request
 
-from _server import START_TIMEOUT, running_server
+from _server import START_TIMEOUT, read, running_server
 
 from segue_client import Client, Session, Turn
 
@@ -57,9 +56,7 @@ def show_turn(turn: Turn) -> None:
 
 def show_cache(metrics_url: str) -> None:
     """Cache bytes by class, as Prometheus sees them."""
-    with urllib.request.urlopen(metrics_url, timeout=10) as answer:  # noqa: S310 - an address of our own server
-        text = answer.read().decode()
-    held = re.findall(r'^segue_kv_bytes\{class="(\w+)".*tier="device"\} (\S+)$', text, re.MULTILINE)
+    held = re.findall(r'^segue_kv_bytes\{class="(\w+)".*tier="device"\} (\S+)$', read(metrics_url), re.MULTILINE)
     shown = ", ".join(f"{name} {float(value):,.0f}" for name, value in held if float(value))
     print(f"  /metrics: segue_kv_bytes {shown or '0'}\n")
 
