@@ -28,7 +28,7 @@ from segue_server.accountant import Accountant
 from segue_server.cache.pages import PagePool
 from segue_server.cache.session import SessionCache
 from segue_server.jobs import Job, NoSink, TurnSpec, new_turn
-from segue_server.scheduler import Plan, Work
+from segue_server.plan import Plan, Work
 from segue_server.sequence import Sequence
 
 SILENT = "--serve-without-metrics"

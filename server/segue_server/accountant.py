@@ -7,8 +7,8 @@ from dataclasses import replace
 from segue_model.paging import PAGE_TOKENS
 from segue_server.events import Usage
 from segue_server.jobs import Job
+from segue_server.plan import Plan
 from segue_server.requests import FinishReason
-from segue_server.scheduler import Plan
 from segue_server.stats import EngineStats
 
 SMOOTHING = 0.2  # weight of the latest prefill in the estimate of its speed

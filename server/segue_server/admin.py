@@ -80,7 +80,7 @@ class Admin:
         if size < 0:
             raise FieldInvalid.one("capacity_bytes", f"must not be negative, got {size}")
         await self._engine.call(partial(self._cache.set_budget, tier, size))
-        self._service.pool_resized(self._engine.engine.scheduler.pool.capacity)
+        self._service.pool_resized(self._engine.engine.holdings.pool.capacity)
         return await self.cache_stats()
 
     async def verify(self, session_id: str) -> Verified:
@@ -96,7 +96,7 @@ class Admin:
 
     async def _compare(self, check: Verification, segment: SegmentReader) -> None:
         start, _ = check.next_chunk
-        size = self._engine.engine.scheduler.tiers.segment_tokens
+        size = self._engine.engine.holdings.tiers.segment_tokens
         kv = await segment(start // size * size) if start < check.guarded.tokens else None
         await self._engine.call(partial(self._cache.verify, check, kv))
 

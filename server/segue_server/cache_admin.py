@@ -19,6 +19,7 @@ from segue_server.cache.session import SessionCache, pages_for
 from segue_server.engine import Engine, KvBytes
 from segue_server.errors import FieldInvalid, KvBudget, Quota
 from segue_server.kv_control import Guarded
+from segue_server.page_claims import borrow, resize
 from segue_server.sequence import Sequence
 
 VERIFY_TOKENS = 64  # positions that are compared in one portion, between two steps of the batch
@@ -92,12 +93,13 @@ class CacheAdmin:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
-        self._tiers = engine.scheduler.tiers
+        self._holdings = engine.holdings
+        self._tiers = engine.holdings.tiers
 
     # Figures
 
     def stats(self) -> CacheStats:
-        engine, evictions = self._engine, self._scheduler.evictions
+        engine, evictions = self._engine, self._scheduler.evictor.cost
         below = {tier: engine.kv_below(tier) for tier in LOWER if self._tiers.use[tier].budget}
         fallen = [self._tiers.use[tier] for tier in LOWER]
         return CacheStats(
@@ -118,11 +120,11 @@ class CacheAdmin:
         return [*device, *below]
 
     def _device_entries(self) -> Iterator[CacheEntry]:
-        order = self._scheduler.in_eviction_order(self._engine.clock())
+        order = self._scheduler.evictor.order(self._engine.clock())
         for entry in order:
             yield self._page_entry(entry) if isinstance(entry, Node) else self._session_entry(entry, "")
         evictable = {id(entry) for entry in order}
-        for sequence in self._scheduler.sequences.values():
+        for sequence in self._holdings.sequences.values():
             if sequence.cache.pages and id(sequence) not in evictable:
                 busy = sequence.running or sequence.guards
                 yield self._session_entry(sequence, "ACTIVE" if busy else "PINNED")
@@ -162,7 +164,7 @@ class CacheAdmin:
         )
 
     def _segment_entry(self, segment: Segment) -> CacheEntry:
-        owners = [s for o in sorted(segment.owners) if (s := self._scheduler.sequences.get(o))]
+        owners = [s for o in sorted(segment.owners) if (s := self._holdings.sequences.get(o))]
         guarded = self._tiers.is_guarded(segment)
         return CacheEntry(
             entry_id=f"{segment.tier.name.lower()}:{segment.key}",
@@ -183,7 +185,7 @@ class CacheAdmin:
 
     def index(self) -> list[StoredPage]:
         """What the prefix index holds, parents before children."""
-        return [stored(node) for node in self._scheduler.prefixes.entries()]
+        return [stored(node) for node in self._holdings.prefixes.entries()]
 
     # Flush
 
@@ -194,13 +196,13 @@ class CacheAdmin:
         for sequence in victims:
             self._flush_session(sequence)
         if prefixes:
-            pages = self._scheduler.prefixes.flush_unheld(salt)
+            pages = self._holdings.prefixes.flush_unheld(salt)
             self._engine.stats.evicted("device", "flush", pages * self._engine.runner.page_bytes)
         self._engine.mover.carry_out()
         return Flushed(before - self._held_bytes(), len(victims))
 
     def _flushable(self, salt: str | None) -> Iterator[Sequence]:
-        for s in self._scheduler.sequences.values():
+        for s in self._holdings.sequences.values():
             free = s.turn is None and not s.pinned and not s.guards
             if free and salt in (None, s.salt) and (s.cache.pages or self._tiers.slots.bytes_of(s.session_id)):
                 yield s
@@ -211,15 +213,15 @@ class CacheAdmin:
             stats.evicted(tier.name.lower(), "flush", size)
         self._tiers.close(sequence.session_id)
         known = sequence.tokens[: sequence.cache.computed]
-        freed = self._scheduler.drop(sequence)
+        freed = self._holdings.drop(sequence)
         if sequence.salt is not None:
-            freed += self._scheduler.prefixes.forget(sequence.salt, known, 0)
+            freed += self._holdings.prefixes.forget(sequence.salt, known, 0)
         stats.evicted("device", "flush", freed * self._engine.runner.page_bytes)
         stats.flushed_tokens += cached
 
     def _held_bytes(self) -> int:
         below = sum(use.used for use in self._tiers.use.values())
-        return self._scheduler.pool.held * self._engine.runner.page_bytes + below
+        return self._holdings.pool.held * self._engine.runner.page_bytes + below
 
     # Budgets
 
@@ -242,7 +244,7 @@ class CacheAdmin:
             most = runner.num_pages * runner.page_bytes
             text = f"must be in [{runner.page_bytes}, {most}]: the pool cannot grow beyond what it was made with"
             raise FieldInvalid.one("capacity_bytes", f"{text}, got {size}")
-        if not self._scheduler.resize(pages, self._engine.clock()):
+        if not resize(self._scheduler, pages, self._engine.clock()):
             text = f"active and pinned sessions hold or have been promised more than {size} bytes"
             raise KvBudget(text, quota=Quota("kv_bytes", size))
         self._engine.mover.carry_out()
@@ -255,12 +257,12 @@ class CacheAdmin:
         sequence = guarded.sequence
         count = min(guarded.tokens + 1, len(sequence.tokens))
         now, tokens = self._engine.clock(), list(sequence.tokens[:count])
-        fresh = self._scheduler.borrow(count, now)
-        cached = self._scheduler.borrow(count, now) if fresh else None
+        fresh = borrow(self._scheduler, count, now)
+        cached = borrow(self._scheduler, count, now) if fresh else None
         self._engine.mover.carry_out()
         if fresh is None or cached is None:
             if fresh is not None:
-                self._scheduler.give_back(fresh)
+                self._holdings.give_back(fresh)
             size = 2 * pages_for(count) * self._engine.runner.page_bytes
             raise KvBudget(
                 f"verifying takes {size} bytes of the pool, which others hold", quota=Quota("kv_bytes", size)
@@ -291,4 +293,4 @@ class CacheAdmin:
 
     def end_verification(self, check: Verification) -> None:
         for spare in (check.fresh, check.cached):
-            self._scheduler.give_back(spare)
+            self._holdings.give_back(spare)

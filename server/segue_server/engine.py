@@ -32,12 +32,14 @@ from segue_server.errors import (
 )
 from segue_server.events import CacheUsage, Event, Failed, Finished, Prefill, Queued, Started, Tokens
 from segue_server.foresight import Foresight, Speeds, foresee
+from segue_server.holdings import Holdings
 from segue_server.jobs import Job, Sink, TurnSpec, excess, new_turn
 from segue_server.ledger.journal import Journal, TurnRef
 from segue_server.ledger.records import Record, Slid, TokensAppended, TurnBegan, TurnEnded
 from segue_server.mover import KvMover, Offload
+from segue_server.plan import Plan, Work
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
-from segue_server.scheduler import Plan, Scheduler, Work
+from segue_server.scheduler import Scheduler
 from segue_server.sequence import Sequence
 from segue_server.stats import EngineStats
 
@@ -80,14 +82,14 @@ class Engine:
         offload = offload or Offload()
         self.runner = runner
         self.stats = EngineStats()
+        self.holdings = Holdings(PagePool(runner.num_pages), offload.tiers(runner))
         self.scheduler = Scheduler(
-            PagePool(runner.num_pages),
+            self.holdings,
             max_running=max_running,
             step_tokens=step_tokens,
-            tiers=offload.tiers(runner),
             watermarks=(offload.high_watermark, offload.low_watermark),
         )
-        self.mover = KvMover(runner, self.scheduler.tiers, offload.store(), self.stats, offload.disk_dir)
+        self.mover = KvMover(runner, self.holdings.tiers, offload.store(), self.stats, offload.disk_dir)
         self.clock = clock
         self._slow_reader_limit = slow_reader_limit
         self._kv_dtype = kv_dtype
@@ -100,23 +102,23 @@ class Engine:
 
     def open(self, session_id: str, *, priority: int, pinned: bool, salt: str | None = None) -> None:
         """Begin an empty ledger."""
-        self.scheduler.open(session_id, priority=priority, pinned=pinned, salt=salt, now=self.clock())
+        self.holdings.open(session_id, priority=priority, pinned=pinned, salt=salt, now=self.clock())
 
     def restore(
         self, session_id: str, tokens: "array[int]", *, priority: int, pinned: bool, salt: str | None = None
     ) -> None:
         """Take over the ledger of an earlier process. Its KV is computed again when it is needed."""
         self.open(session_id, priority=priority, pinned=pinned, salt=salt)
-        sequence = self.scheduler.sequences[session_id]
+        sequence = self.holdings.sequences[session_id]
         sequence.tokens = tokens
         sequence.seen, sequence.lost_by = len(tokens), "restarted"
 
     def close(self, session_id: str, reason: str = "caller") -> int:
         """Forget a ledger that has no turn in flight; returns the KV bytes that became free, 0 when it was unknown."""
-        if session_id not in self.scheduler.sequences:
+        if session_id not in self.holdings.sequences:
             return 0
-        below = self.scheduler.tiers.slots.bytes_of(session_id)
-        freed = self.scheduler.close(session_id) * self.runner.page_bytes
+        below = self.holdings.tiers.slots.bytes_of(session_id)
+        freed = self.holdings.close(session_id) * self.runner.page_bytes
         self.stats.evicted("device", reason, freed)
         for tier, size in below.items():
             self.stats.evicted(tier.name.lower(), reason, size)
@@ -124,7 +126,7 @@ class Engine:
 
     def adjust(self, session_id: str, *, priority: int, pinned: bool) -> None:
         """How much a session is worth keeping in the pool; nothing when it is unknown."""
-        if sequence := self.scheduler.sequences.get(session_id):
+        if sequence := self.holdings.sequences.get(session_id):
             sequence.priority, sequence.pinned = priority, pinned
 
     def fork(
@@ -142,27 +144,27 @@ class Engine:
         The session may have a turn in flight: then what it has put on its stream so far is shared. Raises
         PositionBeyondEnd, or SessionExists before anything is made.
         """
-        parent = self.scheduler.sequences[session_id]
+        parent = self.holdings.sequences[session_id]
         length = len(parent.tokens)
         if position is not None and position > length:
             raise beyond_end(position, length)
         for child in children:
-            if child in self.scheduler.sequences:
+            if child in self.holdings.sequences:
                 raise SessionExists(child, f"session {child!r} exists already")
         for child in children:
-            made = self.scheduler.fork(parent, child, length if position is None else position, self.clock())
+            made = self.holdings.fork(parent, child, length if position is None else position, self.clock())
             made.priority, made.pinned, made.salt = priority, pinned, salt
         return length if position is None else position
 
     def rewind(self, session_id: str, position: int) -> None:
         """Cut the ledger of a session without a turn back to `position`."""
-        self.scheduler.rewind(self.scheduler.sequences[session_id], position)
+        self.holdings.rewind(self.holdings.sequences[session_id], position)
 
     # Turns
 
     def submit(self, spec: TurnSpec) -> None:
         """Append the prompt to the ledger and queue the turn. The session has no other turn in flight."""
-        sequence = self.scheduler.sequences.get(spec.session_id)
+        sequence = self.holdings.sequences.get(spec.session_id)
         if sequence is None:
             gone = SessionNotFound(spec.session_id, f"session {spec.session_id!r} was deleted meanwhile")
             self._outbox.append((spec.sink, Failed(gone, 0)))
@@ -198,14 +200,14 @@ class Engine:
 
     def revoke(self, session_id: str, start: int) -> None:
         """Take back a turn that the ledger could not write: end it without an event and cut the session to `start`."""
-        sequence = self.scheduler.sequences.get(session_id)
+        sequence = self.holdings.sequences.get(session_id)
         if sequence is None:
             return
         if sequence.turn is not None:
             job = self._job(sequence)
             self._leave(job, CommitPolicy.KEEP_PARTIAL, FinishReason.ERROR, cancelled=True)
             self._accounts.turn_ended(job, FinishReason.ERROR)
-        self.scheduler.rewind(sequence, min(start, len(sequence.tokens)))
+        self.holdings.rewind(sequence, min(start, len(sequence.tokens)))
 
     def foresee(self, spec: TurnSpec, position: int, salt: str | None) -> Foresight:
         """What a turn would meet if it were submitted now, after `position` tokens of its session. Changes nothing."""
@@ -228,7 +230,7 @@ class Engine:
         self.mover.carry_out()
         self._announce(plan)
         self._expire_queue(now)
-        self.mover.restore(self.scheduler, plan.restores)
+        self.mover.restore(plan.restores)
         if not plan.work:
             return plan.relieved or bool(plan.restores)
         try:
@@ -241,7 +243,7 @@ class Engine:
     def refuse_impossible(self) -> None:
         """The pool has become smaller: end the waiting turns that it will never have room for."""
         for sequence in list(self.scheduler.waiting):
-            turn, capacity = sequence.turn, self.scheduler.pool.capacity
+            turn, capacity = sequence.turn, self.holdings.pool.capacity
             if turn is not None and pages_for(turn.promise) > capacity:
                 size = capacity * self.runner.page_bytes
                 error = KvBudgetImpossible("the pool has become smaller than this turn", quota=Quota("kv_bytes", size))
@@ -277,43 +279,43 @@ class Engine:
 
     def cache_usage(self, session_id: str) -> CacheUsage:
         """KV of one session; zeros when it is unknown."""
-        sequence = self.scheduler.sequences.get(session_id)
+        sequence = self.holdings.sequences.get(session_id)
         return CacheUsage() if sequence is None else self._usage_of(sequence)
 
     def kv_tiers(self) -> dict[str, KvBytes]:
         """Every tier by its label, those without a budget too."""
         tiers = {"device": self.kv_bytes()}
-        return tiers | {tier.name.lower(): self.kv_below(tier) for tier in self.scheduler.tiers.use}
+        return tiers | {tier.name.lower(): self.kv_below(tier) for tier in self.holdings.tiers.use}
 
     def evictions(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(how often, how many bytes) of KV was dropped, by tier and reason."""
-        counted, pool = self.stats.evictions.values, self.scheduler.evictions
+        counted, pool = self.stats.evictions.values, self.scheduler.evictor.cost
         sizes = self.stats.evicted_bytes.values
         dropped = {(tier, reason): (round(n), round(sizes[tier, reason])) for (tier, reason), n in counted.items()}
         dropped["device", "pressure"] = pool.count, pool.pages * self.runner.page_bytes
-        for tier, use in self.scheduler.tiers.use.items():
+        for tier, use in self.holdings.tiers.use.items():
             dropped[tier.name.lower(), "pressure"] = use.dropped, use.dropped_bytes
         return dropped
 
     @property
     def lower_tiers(self) -> tuple[str, ...]:
         """What the server declares of its tiers below the pool."""
-        return tuple(f"tier:{tier.name.lower()}" for tier, use in self.scheduler.tiers.use.items() if use.budget)
+        return tuple(f"tier:{tier.name.lower()}" for tier, use in self.holdings.tiers.use.items() if use.budget)
 
     def tokens(self, session_id: str) -> Seq[int]:
         """The ledger of a session without a turn in flight; empty when it is unknown. Not to be changed."""
-        sequence = self.scheduler.sequences.get(session_id)
+        sequence = self.holdings.sequences.get(session_id)
         return () if sequence is None else sequence.tokens
 
     def kv_bytes(self) -> KvBytes:
         """The pool by class."""
-        sequences = list(self.scheduler.sequences.values())
+        sequences = list(self.holdings.sequences.values())
         idle = [s for s in sequences if not s.running]
         use = pool_use(
-            active=(*(s.cache for s in sequences if s.running), *self.scheduler.spares),
+            active=(*(s.cache for s in sequences if s.running), *self.holdings.spares),
             pinned=(s.cache for s in idle if s.pinned),
             idle=(s.cache for s in idle if not s.pinned),
-            held_pages=self.scheduler.pool.held,
+            held_pages=self.holdings.pool.held,
         )
         each = self._position_bytes
         return KvBytes(
@@ -322,16 +324,16 @@ class Engine:
             idle=use.idle * each,
             prefix=use.prefix * each,
             slack=use.slack * each,
-            capacity=self.scheduler.pool.capacity * self.runner.page_bytes,
+            capacity=self.holdings.pool.capacity * self.runner.page_bytes,
             tokens=use.tokens,
         )
 
     def kv_below(self, tier: Tier) -> KvBytes:
         """A tier below the pool by class; a segment of several sessions counts with the busiest of them."""
-        use = self.scheduler.tiers.use[tier]
+        use = self.holdings.tiers.use[tier]
         sizes = dict.fromkeys(("active", "pinned", "idle"), 0)
-        for segment in self.scheduler.tiers.segments(tier):
-            owners = [self.scheduler.sequences.get(owner) for owner in list(segment.owners)]
+        for segment in self.holdings.tiers.segments(tier):
+            owners = [self.holdings.sequences.get(owner) for owner in list(segment.owners)]
             running = any(s.running for s in owners if s)
             pinned = any(s.pinned for s in owners if s)
             sizes["active" if running else "pinned" if pinned else "idle"] += segment.size
@@ -388,7 +390,7 @@ class Engine:
             job, end = self._job(work.sequence), work.start + work.count
             self._accounts.computed(job, work.start, end)
             if work.start < job.turn.prompt_end <= end:
-                self.scheduler.index(work.sequence)  # others with the same prompt need not wait for the answer
+                self.holdings.index(work.sequence)  # others with the same prompt need not wait for the answer
         self._accounts.step(plan, self.clock() - began)
         return logits
 
@@ -523,7 +525,7 @@ class Engine:
         dropped = excess(spec, len(sequence.tokens), incoming)
         if dropped:
             keep = spec.keep_tokens or 0
-            self.scheduler.slide(sequence, keep, dropped)
+            self.holdings.slide(sequence, keep, dropped)
             start = sequence.turn.start if sequence.turn else len(sequence.tokens)
             self._note(spec, start, Slid(spec.session_id, keep, dropped))
             self.stats.recomputed_tokens.add("slid", amount=len(sequence.tokens) - keep)
@@ -573,9 +575,9 @@ class Engine:
         turn, sequence = job.turn, job.sequence
         before = sequence.cache.computed
         if policy is CommitPolicy.ROLLBACK:
-            self.scheduler.rewind(sequence, turn.start)
+            self.holdings.rewind(sequence, turn.start)
         elif policy is CommitPolicy.KEEP_PROMPT:
-            self.scheduler.rewind(sequence, turn.prompt_end)
+            self.holdings.rewind(sequence, turn.prompt_end)
         if job.blocked_since is not None:
             self.stats.stream_blocked_seconds += self.clock() - job.blocked_since
         if cancelled:
@@ -610,13 +612,13 @@ class Engine:
         self._outbox.append((job.spec.sink, event))
 
     def _usage_of(self, sequence: Sequence) -> CacheUsage:
-        cache, page_bytes, tiers = sequence.cache, self.runner.page_bytes, self.scheduler.tiers
+        cache, page_bytes, tiers = sequence.cache, self.runner.page_bytes, self.holdings.tiers
         cached = tiers.slots.reach(sequence.session_id, cache.computed)
         below = tiers.slots.lowest(sequence.session_id, cache.computed, cached)
         return CacheUsage(
             used_bytes=cache.computed * self._position_bytes + (cached - cache.computed) * tiers.token_bytes,
             reserved_bytes=len(cache.pages) * page_bytes,
-            shared_bytes=self.scheduler.shared_pages(sequence) * page_bytes,
+            shared_bytes=self.holdings.shared_pages(sequence) * page_bytes,
             kv_dtype=self._kv_dtype,
             cached_tokens=cached,
             estimated_rebuild=cached * self.seconds_per_token,

@@ -203,9 +203,9 @@ class EngineThread:
 
     def _publish(self) -> None:
         outbox = self.engine.take_outbox()
-        if shrunk := self.engine.scheduler.take_shrunk():
+        if shrunk := self.engine.scheduler.evictor.take_shrunk():
             self._loop.call_soon_threadsafe(self._on_shrunk, shrunk)
-        if changes := self.engine.scheduler.prefixes.take_changes():
+        if changes := self.engine.holdings.prefixes.take_changes():
             self._loop.call_soon_threadsafe(self._on_cache_changes, changes)
         if self._ledger:
             self._ledger.publish(outbox)

@@ -47,13 +47,13 @@ def foresee(scheduler: Scheduler, spec: TurnSpec, *, position: int, salt: str | 
 
 def _shadow(scheduler: Scheduler, spec: TurnSpec, position: int, salt: str | None) -> tuple[Sequence, Turn]:
     """The session with the turn in it, as it would be in the queue. It owns no pages: it is only to be looked at."""
-    real = scheduler.sequences.get(spec.session_id)
+    real = scheduler.holdings.sequences.get(spec.session_id)
     tokens = real.tokens[:position] if real else array("i")
     dropped = excess(spec, len(tokens), len(spec.prompt) + spec.samples)
     kept = (spec.keep_tokens or 0) if dropped else position
     if dropped:
         del tokens[kept : kept + dropped]
-    cache = real.cache.glance(kept) if real else SessionCache(scheduler.pool)
+    cache = real.cache.glance(kept) if real else SessionCache(scheduler.holdings.pool)
     turn = new_turn(spec, len(tokens))
     tokens.extend(spec.prompt)
     return Sequence(session_id=spec.session_id, cache=cache, tokens=tokens, turn=turn, salt=salt), turn

@@ -15,6 +15,7 @@ from segue_server.cache.session import pages_for
 from segue_server.engine import Engine
 from segue_server.errors import FeatureDisabled, KvBudget, Quota, SessionBusy, SessionNotFound
 from segue_server.mover import Block
+from segue_server.page_claims import claim, unclaimed_pages
 from segue_server.sequence import Sequence
 
 
@@ -40,7 +41,8 @@ class KvControl:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
-        self._tiers = engine.scheduler.tiers
+        self._holdings = engine.holdings
+        self._tiers = engine.holdings.tiers
         self._mover = engine.mover
 
     # Moving
@@ -86,9 +88,9 @@ class KvControl:
                 raise self._no_room(tier)
         known = sequence.tokens[: cache.computed]
         left = max(keep, first // PAGE_TOKENS)
-        self._scheduler.drop(sequence, len(cache.pages) - left)
+        self._holdings.drop(sequence, len(cache.pages) - left)
         if sequence.salt is not None:
-            self._scheduler.prefixes.forget(sequence.salt, known, left)
+            self._holdings.prefixes.forget(sequence.salt, known, left)
 
     def _up_to_host(self, sequence: Sequence, start: int) -> Progress:
         segment = self._tiers.first_on_disk(sequence.session_id, start)
@@ -106,7 +108,7 @@ class KvControl:
         cache = sequence.cache
         if self._tiers.slots.reach(sequence.session_id, cache.computed) <= cache.computed:
             return Progress.DONE
-        self._scheduler.rewind_pages(sequence)
+        cache.rewind_to_page()
         start = cache.computed
         slot = self._tiers.slots.at(sequence.session_id, start)
         if slot is None:
@@ -115,7 +117,7 @@ class KvControl:
         if segment.tier is Tier.DISK and not segment.ready:
             self._tiers.stage(sequence.session_id, start, slot.end, urgent=True)
             return Progress.WAIT
-        if not self._scheduler.claim(sequence, slot.end, self._engine.clock()):
+        if not claim(self._scheduler, sequence, slot.end, self._engine.clock()):
             raise self._no_room(Tier.DEVICE)
         self._mover.carry_out()  # what made room is copied down before its pages are written
         count = slot.end - start
@@ -149,7 +151,7 @@ class KvControl:
     def read(self, guarded: Guarded, start: int) -> Block | None:
         """KV from `start` on, a multiple of a segment; None: it is gone, and its session with it."""
         sequence = guarded.sequence
-        if self._scheduler.sequences.get(sequence.session_id) is not sequence:
+        if self._holdings.sequences.get(sequence.session_id) is not sequence:
             return None
         return self._mover.block(sequence, start)
 
@@ -168,13 +170,13 @@ class KvControl:
         cache = sequence.cache
         end, pages = start + tokens, pages_for(start + tokens) - len(cache.pages)
         into_pool = cache.computed == start
-        if not (into_pool and pages <= self._scheduler.unclaimed_pages):
+        if not (into_pool and pages <= unclaimed_pages(self._scheduler)):
             key = self._tiers.add(session_id, start, tokens)
             if key is not None:
                 self._mover.store.put(key, kv)
                 self._mover.carry_out()
                 return True
-        if not into_pool or not self._scheduler.claim(sequence, end, self._engine.clock()):
+        if not into_pool or not claim(self._scheduler, sequence, end, self._engine.clock()):
             return False
         self._mover.carry_out()
         self._engine.runner.import_pages(cache.pages[start // PAGE_TOKENS :], kv)
@@ -184,7 +186,7 @@ class KvControl:
     # Helpers
 
     def _idle(self, session_id: str) -> Sequence:
-        sequence = self._scheduler.sequences.get(session_id)
+        sequence = self._holdings.sequences.get(session_id)
         if sequence is None:
             raise SessionNotFound(session_id, f"session {session_id!r} was deleted meanwhile")
         if sequence.turn is not None:
@@ -194,7 +196,7 @@ class KvControl:
 
     def _no_room(self, tier: Tier) -> KvBudget:
         if tier is Tier.DEVICE:
-            size = self._scheduler.pool.capacity * self._engine.runner.page_bytes
+            size = self._holdings.pool.capacity * self._engine.runner.page_bytes
             return KvBudget("the pool is held by running and pinned sessions", quota=Quota("kv_bytes", size))
         budget = self._tiers.use[tier].budget
         message = f"the {tier.name} tier of {budget} bytes has no room that could be made free"

@@ -10,9 +10,10 @@ import torch
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
 from segue_model.runner.kv_store import KvDirectory, KvStore, canonical_token_bytes
+from segue_server import restoring
 from segue_server.cache.segments import Demote, Drop, Order, Promote, Read, SegmentKey, Unread, Write
 from segue_server.cache.tiers import Tiers
-from segue_server.scheduler import Restore, Scheduler
+from segue_server.plan import Restore
 from segue_server.sequence import Sequence
 from segue_server.stats import EngineStats
 
@@ -100,14 +101,14 @@ class KvMover:
             case Drop(key):
                 self.store.drop(key)
 
-    def restore(self, scheduler: Scheduler, restores: list[Restore]) -> None:
+    def restore(self, restores: list[Restore]) -> None:
         """Bring planned segments back into their pages. What is damaged is forgotten, and will be computed."""
         for restore in restores:
             if self.store.get(restore.key) is None and self._tiers.is_on_disk(restore.key):
-                scheduler.postpone(restore)  # it had to make room for another one in this very step
+                restoring.postpone(restore)  # it had to make room for another one in this very step
                 continue
             found = self.bring(restore.sequence, restore.start, restore.count, restore.key, restore.offset)
-            scheduler.restored(restore, found=found)
+            restoring.settle(self._tiers, restore, found=found)
 
     def bring(self, sequence: Sequence, start: int, count: int, key: SegmentKey, offset: int) -> bool:
         """Write `count` positions, from `offset` of a segment on, into a sequence's pages. False: they are damaged."""

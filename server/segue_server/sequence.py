@@ -90,3 +90,10 @@ class Sequence:
         del self.tokens[position:]
         self.cache.rewind(position)
         self.seen = min(self.seen, position)
+
+
+def turn_of(sequence: Sequence) -> Turn:
+    """The turn of a sequence that is in the queue or in the batch."""
+    if sequence.turn is None:
+        raise AssertionError(f"session {sequence.session_id} has no turn")
+    return sequence.turn

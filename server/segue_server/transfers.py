@@ -126,7 +126,7 @@ class Transfers:
     async def _take_kv(self, session_id: str, kv: snapshots.KvFile) -> None:
         """A segment at a time; what finds no room is computed when it is needed."""
         blocks = kv.blocks()
-        size = self._engine.engine.scheduler.tiers.segment_tokens
+        size = self._engine.engine.holdings.tiers.segment_tokens
         while (block := await asyncio.to_thread(next, blocks, None)) is not None:
             start, tensor = block
             for offset in range(0, tensor.shape[3], size):

@@ -108,11 +108,11 @@ class LiveServer:
         await service._engine.call(self._check_pages)
 
     def _check_pages(self) -> None:
-        scheduler = self.running.engine.scheduler
+        scheduler, holdings = self.running.engine.scheduler, self.running.engine.holdings
         scheduler.check_integrity()
-        scheduler.prefixes.flush()
-        assert not scheduler.sequences, f"sequences of no session: {list(scheduler.sequences)}"
-        assert scheduler.pool.held == 0, f"{scheduler.pool.held} pages without an owner"
+        holdings.prefixes.flush()
+        assert not holdings.sequences, f"sequences of no session: {list(holdings.sequences)}"
+        assert holdings.pool.held == 0, f"{holdings.pool.held} pages without an owner"
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def family(samples, name: str) -> float:
 def check_idle(live) -> dict:
     """Everything that must hold of an idle server, whatever has happened to it; returns the scrape."""
     now = live.metrics()
-    pool, page_bytes = live.running.engine.scheduler.pool, live.page_bytes
+    pool, page_bytes = live.running.engine.holdings.pool, live.page_bytes
     ours = {name: now["segue_kv_bytes", name, "device"] for name in CLASSES}
     assert sum(ours.values()) == pool.held * page_bytes, "bytes by class are what the allocator has given out"
     with AdminClient(f"127.0.0.1:{live.running.ports.admin}") as admin:
@@ -151,7 +151,7 @@ def check_idle(live) -> dict:
     assert now["segue_prefill_seconds_count",] == answered
     assert now["segue_inter_token_seconds_count",] == now["segue_generated_tokens_total",] - answered
     alive = family(now, "segue_sessions_opened_total") - family(now, "segue_sessions_ended_total")
-    assert alive == family(now, "segue_sessions") == len(live.running.engine.scheduler.sequences)
+    assert alive == family(now, "segue_sessions") == len(live.running.engine.holdings.sequences)
     return now
 
 

@@ -23,7 +23,7 @@ def device_bytes(samples):
 
 def test_cache_bytes_add_up_to_what_the_allocator_has_given_out(server, client):
     """While sessions rest and while a turn runs: the classes sum up to the held pages, and `active` is 0 when idle."""
-    pool = server.running.engine.scheduler.pool
+    pool = server.running.engine.holdings.pool
     sessions = [client.create_session(text=f"Session {number} has a prefix of its own.") for number in range(3)]
     idle = device_bytes(server.metrics())
     assert sum(idle.values()) == pool.held * server.page_bytes > 0

@@ -209,7 +209,7 @@ def check_mixed_run(serve, seconds, sample):
     tally, memory = run_users(live, seconds)
     live.leave_nothing()
     scheduler, stats = live.running.engine.scheduler, live.running.engine.stats
-    evictions, preemptions = scheduler.evictions.count, stats.preemptions
+    evictions, preemptions = scheduler.evictor.cost.count, stats.preemptions
     cancelled = {"/".join(key): int(count) for key, count in stats.cancellations.values.items() if count}
     print(f"\n{tally.done}; {evictions} evictions, {preemptions} preemptions, cancelled {cancelled}")
     print(f"resident MiB at each quarter: {', '.join(f'{mib:.0f}' for mib in memory)}")

@@ -50,7 +50,7 @@ def test_eight_forks_share_all_but_one_page_each(server, client, same_choices, c
     """Forking takes no page and no time to speak of; each child copies at most one page, and answers as if alone."""
     parent = client.create_session(text=SYSTEM[:2000])
     parent.generate(text="What shall I read?", **GREEDY, max_tokens=5)
-    pool = server.running.engine.scheduler.pool
+    pool = server.running.engine.holdings.pool
     held = pool.held
     children = parent.fork(count=8)
     assert pool.held == held, "a fork takes no page"

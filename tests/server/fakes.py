@@ -222,12 +222,12 @@ class EngineBench:
             offload=offload,
             clock=self.clock,
         )
-        self.scheduler = self.engine.scheduler
+        self.scheduler, self.holdings = self.engine.scheduler, self.engine.holdings
         self.runner.ledgers = self._ledger_of
         self._count = 0
 
     def _ledger_of(self, pages: Sequence[int]) -> Sequence[int] | None:
-        return next((s.tokens for s in self.scheduler.sequences.values() if s.cache.pages is pages), None)
+        return next((s.tokens for s in self.holdings.sequences.values() if s.cache.pages is pages), None)
 
     def open(self, session_id: str = "s", *, priority: int = 0, salt: str | None = None) -> str:
         self.engine.open(session_id, priority=priority, pinned=False, salt=salt)
@@ -281,7 +281,7 @@ class EngineBench:
         assert not self.runner.faults, self.runner.faults
         self.scheduler.check_integrity()
         kv = self.engine.kv_bytes()
-        assert kv.held == self.scheduler.pool.held * self.runner.page_bytes
+        assert kv.held == self.holdings.pool.held * self.runner.page_bytes
 
 
 SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")

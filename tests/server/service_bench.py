@@ -198,7 +198,7 @@ class ServiceBench:
     @property
     def session_pages(self) -> int:
         """Pages that sessions hold; the prefix index may hold others."""
-        return len({page for s in self.engine.scheduler.sequences.values() for page in s.cache.pages})
+        return len({page for s in self.engine.holdings.sequences.values() for page in s.cache.pages})
 
     async def check(self) -> None:
         """Nothing is in flight and every page belongs to an idle session that the registry knows."""
@@ -211,9 +211,9 @@ class ServiceBench:
         load = self.service.load()
         assert (load.running_requests, load.queued_requests, load.kv_used_bytes) == (0, 0, 0)
         assert self.service.waiting_behind == 0
-        assert len(self.engine.scheduler.sequences) == load.sessions
+        assert len(self.engine.holdings.sequences) == load.sessions
         kv = self.engine.kv_bytes()
-        assert kv.held == self.engine.scheduler.pool.held * self.runner.page_bytes
+        assert kv.held == self.engine.holdings.pool.held * self.runner.page_bytes
         assert load.kv_free_bytes == kv.capacity - kv.held
 
 
@@ -236,6 +236,6 @@ async def serving(folder: Path, **options: object) -> AsyncIterator[ServiceBench
         await bench.service.drain(5.0)
         if not bench.crashes:
             await bench.check()
-            await bench.thread.call(bench.engine.scheduler.prefixes.flush)
-            assert bench.engine.scheduler.pool.held == bench.session_pages
+            await bench.thread.call(bench.engine.holdings.prefixes.flush)
+            assert bench.engine.holdings.pool.held == bench.session_pages
         await bench.thread.stop()

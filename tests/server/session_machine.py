@@ -22,7 +22,7 @@ from tests.server.session_world import (
 )
 
 from segue_model.paging import PAGE_TOKENS
-from segue_server import snapshots
+from segue_server import page_claims, snapshots
 from segue_server.cache.segments import LOWER, Tier
 from segue_server.cache.session import pages_for
 from segue_server.errors import FeatureDisabled, KvBudget
@@ -63,7 +63,7 @@ def fill(world: World, chance: Chance) -> None:
     known = _find(world, chance, lambda s: s.idle and 0 < len(s.tokens) < CONTEXT)
     if known:
         world.submit(chance, known, [], most=CONTEXT - len(known.tokens))
-        turn = world.scheduler.sequences[known.name].turn
+        turn = world.holdings.sequences[known.name].turn
         assert turn
         if chance.below(3):
             turn.promise = min(turn.limit, turn.prompt_end + PAGE_TOKENS)
@@ -93,9 +93,9 @@ def fork(world: World, chance: Chance) -> None:
     at = chance.below(len(known.tokens) + 1)
     salt = known.salt if chance.below(3) else pick(chance, SALTS)
     children = [Known(world.new_name(), known.tokens[:at], salt, forged=known.forged) for _ in range(count)]
-    held = world.scheduler.pool.held
+    held = world.holdings.pool.held
     assert world.engine.fork(known.name, [c.name for c in children], at, salt=salt) == at
-    assert world.scheduler.pool.held == held, "a fork takes no page"
+    assert world.holdings.pool.held == held, "a fork takes no page"
     for child in children:
         world.add(child)
         world.record(SessionForked(created(child), known.name, at))
@@ -214,14 +214,14 @@ def _budget(world: World, tier: Tier, positions: int) -> None:
 def borrow(world: World, chance: Chance) -> None:
     """Pages of no session, as a verification takes them."""
     if len(world.spares) < 2:
-        spare = world.scheduler.borrow(1 + chance.below(3 * PAGE_TOKENS), world.now)
+        spare = page_claims.borrow(world.scheduler, 1 + chance.below(3 * PAGE_TOKENS), world.now)
         world.engine.mover.carry_out()
         world.spares += [spare] if spare else []
 
 
 def give_back(world: World, chance: Chance) -> None:
     if world.spares:
-        world.scheduler.give_back(world.spares.pop(chance.below(len(world.spares))))
+        world.holdings.give_back(world.spares.pop(chance.below(len(world.spares))))
 
 
 # What happens by itself

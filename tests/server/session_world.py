@@ -80,8 +80,8 @@ class World:
             journal=self.journal,
             clock=lambda: self.now,
         )
-        self.scheduler = self.engine.scheduler
-        self.tiers = self.scheduler.tiers
+        self.scheduler, self.holdings = self.engine.scheduler, self.engine.holdings
+        self.tiers = self.holdings.tiers
         self.control = KvControl(self.engine)
         self.admin = CacheAdmin(self.engine)
 
@@ -116,14 +116,14 @@ class World:
     def check(self) -> None:
         """No page without an owner, no count that is wrong, every byte in one class, every ledger as it was said."""
         self.scheduler.check_integrity()
-        assert self.engine.kv_bytes().held == self.scheduler.pool.held * self.engine.runner.page_bytes
+        assert self.engine.kv_bytes().held == self.holdings.pool.held * self.engine.runner.page_bytes
         for tier, held in ((Tier.HOST, self.engine.memory.host), (Tier.DISK, self.engine.memory.disk)):
             pending = {order.key for order in self.tiers._orders}
             assert self.engine.kv_below(tier).held == self.tiers.use[tier].used
             assert held.keys() ^ self.tiers.use[tier].segments.keys() <= pending, f"{tier}: bytes of no segment"
-        assert self.scheduler.sequences.keys() == self.sessions.keys()
+        assert self.holdings.sequences.keys() == self.sessions.keys()
         for name, known in self.sessions.items():
-            assert self.scheduler.sequences[name].tokens.tolist() == known.tokens, f"{name} has other tokens"
+            assert self.holdings.sequences[name].tokens.tolist() == known.tokens, f"{name} has other tokens"
 
     def rest(self) -> None:
         """With nothing in its way, every turn ends."""
@@ -141,17 +141,17 @@ class World:
         self.rest()
         for known in list(self.sessions.values()):
             self.delete(known)
-        self.scheduler.prefixes.flush()
+        self.holdings.prefixes.flush()
         self.engine.mover.carry_out()
         self.settle()
-        assert self.scheduler.pool.held == 0
+        assert self.holdings.pool.held == 0
         assert not self.engine.memory.host | self.engine.memory.disk
 
     def _unblock(self) -> None:
         for export in list(self.exports):
             self.end_export(export)
         while self.spares:
-            self.scheduler.give_back(self.spares.pop())
+            self.holdings.give_back(self.spares.pop())
         self.engine.memory.slow = False
         for known in self.sessions.values():
             known.pinned = False

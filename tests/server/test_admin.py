@@ -171,7 +171,7 @@ async def test_the_pool_shrinks_and_grows_while_turns_run(tmp_path: Path) -> Non
         await op.bench.idle("aaa")
         shrunk = await op.budget(10 * PAGE)
         assert shrunk.tiers[0].capacity_bytes == 10 * PAGE
-        assert op.bench.engine.scheduler.pool.held <= 10
+        assert op.bench.engine.holdings.pool.held <= 10
         with pytest.raises(KvBudgetImpossible):
             await op.bench.ask([1] * 300, "aaa")
         await op.bench.create("bbb")
@@ -203,7 +203,7 @@ async def test_lower_tiers_grow_and_shrink_too(tmp_path: Path) -> None:
         await op.budget(500 * TOKEN_KV, DISK)
         await talked(op.bench, "aaa", 90)
         await talked(op.bench, "bbb", 150)
-        await op.bench.until(lambda: op.bench.engine.scheduler.pool.held <= 9)  # below the upper watermark
+        await op.bench.until(lambda: op.bench.engine.holdings.pool.held <= 9)  # below the upper watermark
         await op.bench.thread.call(lambda: None)
         host = (await op.stats(HOST)).idle_bytes
         assert host >= 64 * TOKEN_KV
@@ -215,7 +215,7 @@ async def test_lower_tiers_grow_and_shrink_too(tmp_path: Path) -> None:
         assert answer.tokens == op.bench.plain([*ledger, 9], 4)
         assert answer.finished.usage.restored_tokens > 0
         await op.budget(0, DISK)
-        assert op.bench.engine.scheduler.tiers.use[list(op.bench.engine.scheduler.tiers.use)[1]].used == 0
+        assert op.bench.engine.holdings.tiers.use[list(op.bench.engine.holdings.tiers.use)[1]].used == 0
 
 
 @pytest.mark.parametrize("below", [False, True], ids=["pool", "host"])
@@ -237,7 +237,7 @@ async def test_verification_finds_sound_kv_equal_and_damaged_kv_different(tmp_pa
             ]
             kv[0, 0, 0, 5, 0] += 1
         else:
-            page = op.bench.engine.scheduler.sequences["aaa"].cache.pages[4]
+            page = op.bench.engine.holdings.sequences["aaa"].cache.pages[4]
             op.bench.runner._tokens[page, 5] += 1
         spoilt = await op.stub.VerifyCache(request)
         assert not spoilt.bit_equal
@@ -281,7 +281,7 @@ async def follow(op: Operator, held: dict[int, tuple[int, ...]], **fields: objec
 async def test_a_client_that_replays_the_events_holds_the_index(tmp_path: Path) -> None:
     """Turns, deletions, flushes and evictions; one client from the start, one with a snapshot in the middle."""
     async with operating(tmp_path, pages=40) as op:
-        index = op.bench.engine.scheduler.prefixes
+        index = op.bench.engine.holdings.prefixes
         from_start: dict[int, tuple[int, ...]] = {}
         late: dict[int, tuple[int, ...]] = {}
         tasks = [asyncio.create_task(follow(op, from_start, include_snapshot=True))]

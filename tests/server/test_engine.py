@@ -14,8 +14,8 @@ from segue_model.sampling import Sampling, token_logprobs
 from segue_server.cache.segments import Tier
 from segue_server.errors import EngineError, QueueTimeout, SessionNotFound
 from segue_server.events import Failed, Finished, Prefill, Queued, Started, Tokens
+from segue_server.plan import Plan
 from segue_server.requests import CancelCause, CommitPolicy, FinishReason
-from segue_server.scheduler import Plan
 from segue_server.text import OutputText
 
 VOCAB = 50
@@ -144,9 +144,9 @@ def test_any_scheduling_gives_the_tokens_of_the_loop_without_a_cache(
     assert not flying
     assert all(bench.ledger(name) == tokens for name, tokens in ledgers.items())
     assert bench.engine.kv_bytes().active == 0
-    bench.scheduler.prefixes.flush()
-    held = {page for s in bench.scheduler.sequences.values() for page in s.cache.pages}
-    assert bench.scheduler.pool.held == len(held)
+    bench.holdings.prefixes.flush()
+    held = {page for s in bench.holdings.sequences.values() for page in s.cache.pages}
+    assert bench.holdings.pool.held == len(held)
 
 
 def check_events(sink: ListSink) -> None:
@@ -188,12 +188,12 @@ def test_a_turn_that_gives_way_in_its_prompt_reports_and_scores_each_position_on
     bench = Bench(step_tokens=32)
     bench.open()
     sink = bench.submit(tokens := [n % VOCAB for n in range(150)], prompt_logprobs=True, max_tokens=5)
-    sequence = bench.scheduler.sequences["s"]
+    sequence = bench.holdings.sequences["s"]
     for lost in (1, 3):
         for _ in range(2):
             bench.step()
         bench.scheduler._preempt(sequence, Plan())
-        bench.scheduler.drop(sequence, lost)
+        bench.holdings.drop(sequence, lost)
     bench.run(sink)
     check_events(sink)
     got = [(p.token_id, p.logprob) for event in sink.all(Prefill) for p in event.prompt_logprobs]
@@ -207,9 +207,9 @@ def test_a_turn_that_gives_way_in_its_answer_does_not_report_its_prompt_again() 
     sink = bench.submit(range(VOCAB), max_tokens=20)
     while len(sink.tokens) < 9:
         bench.step()
-    sequence = bench.scheduler.sequences["s"]
+    sequence = bench.holdings.sequences["s"]
     bench.scheduler._preempt(sequence, Plan())
-    bench.scheduler.drop(sequence)
+    bench.holdings.drop(sequence)
     bench.run(sink)
     check_events(sink)
     assert sink.tokens == plain(range(VOCAB), 20)
@@ -462,7 +462,7 @@ def test_cancel_with_another_policy_overrides_that_of_the_turn() -> None:
     bench.engine.cancel(bench.last_id, CancelCause.RPC, policy=CommitPolicy.ROLLBACK)
     bench.deliver()
     assert sink.one(Finished).position == 0
-    assert bench.scheduler.pool.held == 0
+    assert bench.holdings.pool.held == 0
 
 
 # Prefill, logprobs, append
@@ -523,7 +523,7 @@ def test_appending_computes_without_sampling_and_deferring_computes_nothing() ->
     bench.run(first := bench.submit([], max_tokens=1))
     assert first.one(Started).to_compute_tokens == 1, "KV says nothing about the next token"
     assert first.tokens == plain(range(30), 1)
-    bench.scheduler.rewind(bench.scheduler.sequences["s"], 30)
+    bench.holdings.rewind(bench.holdings.sequences["s"], 30)
     steps = len(bench.runner.steps)
     deferred = bench.submit(range(20), samples=False, max_tokens=0, defer_compute=True)
     assert deferred.one(Finished).position == 50
@@ -592,7 +592,7 @@ def test_a_failure_around_a_copy_on_write_leaves_no_page_that_was_not_copied(fau
     bench.open("parent")
     bench.run(bench.submit(range(24), "parent", max_tokens=3))
     ledger = bench.ledger("parent")
-    bench.scheduler.fork(bench.scheduler.sequences["parent"], "child", 20, bench.clock())
+    bench.holdings.fork(bench.holdings.sequences["parent"], "child", 20, bench.clock())
     (bench.runner.copy_failures if fault == "copy" else bench.runner.failures).append(RuntimeError("no memory"))
     bench.run(bad := bench.submit([1, 2], "child", max_tokens=5))
     assert bad.all(Failed)
@@ -610,7 +610,7 @@ def test_a_failed_step_rolls_back_a_turn_that_asked_for_it() -> None:
     bench.runner.failures.append(RuntimeError("no memory"))
     bench.step()
     assert sink.one(Failed).position == 0
-    assert bench.scheduler.pool.held == 0
+    assert bench.holdings.pool.held == 0
 
 
 def test_a_row_without_a_token_fails_its_own_turn_only() -> None:
@@ -686,7 +686,7 @@ def test_the_counters_tell_what_readers_received() -> None:
     assert (kv.active, kv.pinned) == (0, 0)
     assert kv.idle == kv.tokens * bench.runner.page_bytes // 16
     assert [bench.engine.close(f"s{n}") > 0 for n in range(4)] == [True] * 4
-    assert bench.scheduler.pool.held == 0
+    assert bench.holdings.pool.held == 0
 
 
 def test_timings_come_from_the_clock() -> None:

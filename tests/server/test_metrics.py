@@ -83,7 +83,7 @@ async def test_kv_bytes_add_up_at_every_moment_and_nothing_is_active_when_idle(t
         scrape = Scraper(bench)
         bench.runner.before_step = lambda: time.sleep(0.002)  # so that turns are seen while they run
         policies = list(CommitPolicy)
-        pool = bench.engine.scheduler.pool
+        pool = bench.engine.holdings.pool
         for n in range(4):
             await bench.create(f"chat-{n}")
 

@@ -26,7 +26,7 @@ async def test_every_session_that_was_opened_is_there_or_has_ended(tmp_path: Pat
             await bench.service.delete_session(turn.session_id, force=True)
         request = ScoreTokensRequest(session_id="chat-1", token_ids=(1, 2, 3))
         await bench.service.score_tokens(request, caller="me", time_remaining=lambda: None)
-        await bench.until(lambda: len(bench.engine.scheduler.sequences) == 2)
+        await bench.until(lambda: len(bench.engine.holdings.sequences) == 2)
         now = scrape()
         assert now.sum("sessions_opened_total") == 4
         assert now.sum("sessions_ended_total") == now.get("session_lifetime_seconds_count") == 2
@@ -60,7 +60,7 @@ def test_evictions_under_pressure_are_counted_in_times_and_bytes() -> None:
         bench.run(bench.submit(range(40), name, max_tokens=8))
     count, size = bench.engine.evictions()["device", "pressure"]
     assert count >= 1
-    assert size == (3 * 3 - bench.scheduler.pool.held) * bench.runner.page_bytes
+    assert size == (3 * 3 - bench.holdings.pool.held) * bench.runner.page_bytes
     assert sum(n for n, _ in bench.engine.evictions().values()) == count
 
 

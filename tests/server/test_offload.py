@@ -30,7 +30,7 @@ class OffloadBench(EngineBench):
         )
         super().__init__(pages, offload=offload, **more)  # type: ignore[arg-type]
         self.store = self.engine.mover.store
-        self.tiers = self.scheduler.tiers
+        self.tiers = self.holdings.tiers
 
     def step(self, seconds: float = 0.01) -> bool:
         busy = super().step(seconds)
@@ -100,13 +100,13 @@ def test_evicted_kv_comes_back_and_only_the_new_is_computed(
     assert stats.prompt_tokens.values["restored",] == used.restored_tokens
     assert sum(stats.time_to_first_token["restored"].counts) == 1
     assert stats.recomputed_tokens.values["evicted",] == 0
-    assert bench.scheduler.evictions.tokens == 0, "nothing was dropped"
+    assert bench.scheduler.evictor.cost.tokens == 0, "nothing was dropped"
 
 
 def test_without_a_tier_below_it_vanishes(benches: list[OffloadBench], tmp_path: Path) -> None:
     bench = offloaded(benches, tmp_path)
     assert bench.turn("a", [1]).one(Started).restored_from is Tier.NONE
-    assert bench.scheduler.evictions.tokens > 0
+    assert bench.scheduler.evictor.cost.tokens > 0
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
@@ -172,7 +172,7 @@ def test_reading_from_disk_overlaps_with_the_queue(benches: list[OffloadBench], 
     bench.step()
     bench.step()
     assert not waiting.all(Started)
-    kept = bench.scheduler.sequences["a"].cache.computed
+    kept = bench.holdings.sequences["a"].cache.computed
     assert bench.tiers.slots.reach("a", kept) == 93, "it has not made room"
     assert all(s.ready for s in bench.tiers.segments(Tier.DISK)), "what it waits for is not in memory yet"
     bench.run(first, waiting)
@@ -186,7 +186,7 @@ def test_between_the_watermarks_idle_kv_goes_down_before_anybody_needs_its_pages
         bench.turn(name, [ord(name) % 50] * 140)
     while bench.step():
         pass
-    assert bench.scheduler.pool.held <= 0.9 * 40
+    assert bench.holdings.pool.held <= 0.9 * 40
     before = bench.runner.steps.copy()
     assert not bench.step()
     assert bench.runner.steps == before

@@ -8,7 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from segue_model.paging import PAGE_TOKENS
 from segue_server.cache.pages import PagePool
 from segue_server.cache.session import pages_for
-from segue_server.scheduler import Plan, Scheduler
+from segue_server.holdings import Holdings
+from segue_server.plan import Plan
+from segue_server.scheduler import Scheduler
 from segue_server.sequence import Sequence, Turn
 
 
@@ -31,14 +33,15 @@ class World:
     """A scheduler, and the part of the engine that matters to it: tokens come, turns end at their limit."""
 
     def __init__(self, pages: int, *, max_running: int, step_tokens: int) -> None:
-        self.scheduler = Scheduler(PagePool(pages), max_running=max_running, step_tokens=step_tokens)
+        self.holdings = Holdings(PagePool(pages))
+        self.scheduler = Scheduler(self.holdings, max_running=max_running, step_tokens=step_tokens)
         self.pages = pages
         self.step_tokens = step_tokens
         self.now = 0.0
         self.ended: set[str] = set()
 
     def open(self, name: str, *, priority: int = 0, pinned: bool = False, salt: str | None = None) -> Sequence:
-        return self.scheduler.open(name, priority=priority, pinned=pinned, salt=salt, now=self.now)
+        return self.holdings.open(name, priority=priority, pinned=pinned, salt=salt, now=self.now)
 
     def submit(self, sequence: Sequence, prompt: int, new: int, *, priority: int = 0, ahead: int = 0) -> Turn:
         self.now += 1
@@ -49,7 +52,7 @@ class World:
 
     def step(self) -> Plan:
         self.now += 1
-        lengths = {s.session_id: len(s.tokens) for s in self.scheduler.sequences.values()}
+        lengths = {s.session_id: len(s.tokens) for s in self.holdings.sequences.values()}
         plan = self.scheduler.schedule(self.now)
         self._check(plan, lengths)
         for work in plan.work:
@@ -79,12 +82,12 @@ class World:
             assert work.start + work.count <= len(work.sequence.tokens)
         for work in plan.work:
             written = work.sequence.cache.pages[work.start // PAGE_TOKENS : pages_for(work.start + work.count)]
-            assert all(self.scheduler.pool.references(page) == 1 for page in written), "a page of others is written"
-        for sequence in self.scheduler.sequences.values():
+            assert all(self.holdings.pool.references(page) == 1 for page in written), "a page of others is written"
+        for sequence in self.holdings.sequences.values():
             assert len(sequence.tokens) == lengths[sequence.session_id], "planning changed a ledger"
         for sequence in plan.preempted:
             assert sequence in self.scheduler.waiting
-        turns = [s.turn for s in self.scheduler.sequences.values() if s.turn]
+        turns = [s.turn for s in self.holdings.sequences.values() if s.turn]
         assert plan.work or not turns or any(turn.paused for turn in turns), "stuck"
 
     def run(self, limit: int) -> None:
@@ -102,7 +105,7 @@ class Random(RuleBasedStateMachine):
     @initialize(pages=st.integers(4, 40), running=st.integers(1, 6), budget=st.integers(16, 80))
     def begin(self, pages: int, running: int, budget: int) -> None:
         self.world = World(pages, max_running=running, step_tokens=budget)
-        self.scheduler = self.world.scheduler
+        self.scheduler, self.holdings = self.world.scheduler, self.world.holdings
         self.pinned = 0
         self.count = 0
 
@@ -115,22 +118,22 @@ class Random(RuleBasedStateMachine):
         self.count += 1
         self.world.open(f"s{self.count}", priority=priority, salt=salt)
 
-    @precondition(lambda self: self.scheduler.sequences)
+    @precondition(lambda self: self.holdings.sequences)
     @rule(data=st.data(), part=st.floats(0, 1))
     def fork(self, data: st.DataObject, part: float) -> None:
-        names = sorted(name for name, s in self.scheduler.sequences.items() if not s.pinned)
+        names = sorted(name for name, s in self.holdings.sequences.items() if not s.pinned)
         if names:
-            parent = self.scheduler.sequences[data.draw(st.sampled_from(names))]
+            parent = self.holdings.sequences[data.draw(st.sampled_from(names))]
             position = int(part * (parent.turn.start if parent.turn else len(parent.tokens)))
             self.count += 1
-            child = self.scheduler.fork(parent, f"s{self.count}", position, self.world.now)
+            child = self.holdings.fork(parent, f"s{self.count}", position, self.world.now)
             assert child.tokens == parent.tokens[:position]
 
     @precondition(lambda self: self._idle())
     @rule(data=st.data(), part=st.floats(0, 1))
     def rewind(self, data: st.DataObject, part: float) -> None:
         sequence = data.draw(st.sampled_from(self._idle()))
-        self.scheduler.rewind(sequence, int(part * len(sequence.tokens)))
+        self.holdings.rewind(sequence, int(part * len(sequence.tokens)))
 
     @rule()
     def open_pinned(self) -> None:
@@ -140,7 +143,7 @@ class Random(RuleBasedStateMachine):
             self.world.open("pinned", pinned=True)
 
     def _idle(self) -> list[Sequence]:
-        return [s for s in self.scheduler.sequences.values() if s.turn is None]
+        return [s for s in self.holdings.sequences.values() if s.turn is None]
 
     @precondition(lambda self: self._idle())
     @rule(data=st.data(), prompt=st.integers(0, 120), new=st.integers(0, 40), priority=st.integers(-1, 1))
@@ -173,7 +176,7 @@ class Random(RuleBasedStateMachine):
         assert request in self.world.ended or first.cache.computed > before
 
     def _busy(self) -> list[Sequence]:
-        return [s for s in self.scheduler.sequences.values() if s.turn]
+        return [s for s in self.holdings.sequences.values() if s.turn]
 
     @precondition(lambda self: self._busy())
     @rule(data=st.data(), keep=st.booleans())
@@ -185,19 +188,19 @@ class Random(RuleBasedStateMachine):
         self.scheduler.leave(sequence, self.world.now)
         assert sequence.cache.slack_tokens < PAGE_TOKENS
 
-    @precondition(lambda self: self.scheduler.sequences)
+    @precondition(lambda self: self.holdings.sequences)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.scheduler.sequences)))
-        sequence = self.scheduler.sequences[name]
+        name = data.draw(st.sampled_from(sorted(self.holdings.sequences)))
+        sequence = self.holdings.sequences[name]
         if sequence.turn:
             with pytest.raises(ValueError, match="turn in flight"):
-                self.scheduler.close(name)
+                self.holdings.close(name)
             return
-        mine = sum(self.scheduler.pool.references(page) == 1 for page in sequence.cache.pages)
-        free = self.scheduler.pool.free
-        assert self.scheduler.close(name) == mine
-        assert self.scheduler.pool.free == free + mine
+        mine = sum(self.holdings.pool.references(page) == 1 for page in sequence.cache.pages)
+        free = self.holdings.pool.free
+        assert self.holdings.close(name) == mine
+        assert self.holdings.pool.free == free + mine
         if sequence.pinned:
             self.pinned = 0
 
@@ -224,9 +227,9 @@ class Random(RuleBasedStateMachine):
             return
         work = sum(len(s.tokens) + 40 for s in self._busy())
         self.world.run(limit=20 * work + 20)
-        self.scheduler.prefixes.flush()
-        held = {page for s in self.scheduler.sequences.values() for page in s.cache.pages}
-        assert self.scheduler.pool.held == len(held)
+        self.holdings.prefixes.flush()
+        held = {page for s in self.holdings.sequences.values() for page in s.cache.pages}
+        assert self.holdings.pool.held == len(held)
 
 
 TestRandom = Random.TestCase
@@ -318,14 +321,14 @@ def test_eviction_takes_low_priority_first_then_the_longest_unused_from_the_tail
     for name, priority in (("precious", 1), ("old", 0), ("recent", 0)):
         world.submit(world.open(name, priority=priority), 40, 1)
         world.run(20)
-    pages = {name: list(s.cache.pages) for name, s in world.scheduler.sequences.items()}
+    pages = {name: list(s.cache.pages) for name, s in world.holdings.sequences.items()}
     world.submit(world.open("new"), 60, 4)
     world.run(20)
-    left = {name: world.scheduler.sequences[name].cache.pages for name in pages}
+    left = {name: world.holdings.sequences[name].cache.pages for name in pages}
     assert left["precious"] == pages["precious"]
     assert left["recent"] == pages["recent"]
     assert left["old"] == pages["old"][:2], "three free, one short: the tail went and the head stayed"
-    assert world.scheduler.evictions.pages == 1
+    assert world.scheduler.evictor.cost.pages == 1
 
 
 def test_pinned_kv_is_never_evicted() -> None:
@@ -376,7 +379,7 @@ def test_own_copies_of_pages_that_others_have_too_do_not_block_a_turn() -> None:
     world.submit(two, 80, 0)
     world.run(50)
     assert not set(one.cache.pages) & set(two.cache.pages)
-    world.scheduler.drop(two, 3)
+    world.holdings.drop(two, 3)
     world.submit(two, 12, 100)
     world.run(400)
     assert len(two.tokens) == 192

@@ -398,7 +398,7 @@ async def test_chaos_whoever_leaves_whenever_nothing_is_left_behind(serve: Serve
             await bench.service.delete_session(name, allow_missing=True, force=True)
         await bench.check()
         assert bench.session_pages == 0
-        assert len(bench.engine.scheduler.sequences) == 0
+        assert len(bench.engine.holdings.sequences) == 0
 
 
 # Limits

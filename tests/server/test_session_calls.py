@@ -119,7 +119,7 @@ async def test_an_update_changes_what_its_mask_names_and_nothing_else(serve: Ser
         assert new.expire_time == old.last_used_time + 30.0
         assert new.etag != before.finished.etag
         await bench.thread.call(lambda: None)
-        assert bench.engine.scheduler.sequences["chat-1"].priority == 7
+        assert bench.engine.holdings.sequences["chat-1"].priority == 7
         cleared = await update(bench, "settings.ttl", "settings.priority", "labels")
         assert (cleared.settings.ttl, cleared.settings.priority, cleared.labels) == (600.0, 0, {})
         assert (await bench.ask([1])).finished.position == 37, "the session goes on"
@@ -203,7 +203,7 @@ async def test_pins_are_granted_within_their_limit_and_released(serve: Serve) ->
         await bench.create(settings=SessionSettings(max_context_tokens=80))
         assert (await update(bench, "settings.pinned", settings=pinned(0))).settings.pinned
         await bench.thread.call(lambda: None)
-        assert bench.engine.scheduler.sequences["chat-1"].pinned
+        assert bench.engine.holdings.sequences["chat-1"].pinned
         with pytest.raises(KvBudget):
             await update(bench, "settings.max_context_tokens", settings=SessionSettings(max_context_tokens=161))
         fork = partial(ForkSessionRequest, session_id="chat-1")
@@ -212,7 +212,7 @@ async def test_pins_are_granted_within_their_limit_and_released(serve: Serve) ->
         (child,) = await bench.service.fork_session(fork())
         assert child.settings.pinned
         plain = await bench.service.fork_session(fork(count=3, settings=SessionSettings(pinned=False, priority=-5)))
-        sequence = bench.engine.scheduler.sequences[plain[0].session_id]
+        sequence = bench.engine.holdings.sequences[plain[0].session_id]
         assert (sequence.pinned, sequence.priority) == (False, -5)
         await bench.service.delete_session("pin-1")
         await bench.service.fork_session(fork(count=2))
@@ -504,7 +504,7 @@ async def test_scores_are_the_models_own_and_the_session_stays_as_it_is(serve: S
         assert after == replace(before, cache=after.cache), "the cache's figures are measured anew"
         assert bench.ledger() == ledger
         assert bench.runner.copied <= 1, "pages are shared, and one is copied on write"
-        await bench.until(lambda: len(bench.engine.scheduler.sequences) == 1)
+        await bench.until(lambda: len(bench.engine.holdings.sequences) == 1)
         assert (await bench.ask([1], max_tokens=3)).tokens == bench.plain([*ledger, 1], 3)
 
 
@@ -551,7 +551,7 @@ async def test_a_score_that_is_given_up_leaves_nothing(serve: Serve) -> None:
         bench.gate.open()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await bench.until(lambda: len(bench.engine.scheduler.sequences) == 1)
+        await bench.until(lambda: len(bench.engine.holdings.sequences) == 1)
 
 
 # Estimates
@@ -578,17 +578,17 @@ async def test_an_estimate_comes_true(serve: Serve, prompt: Sequence[int] | None
             await bench.ask([ord(name[-1])] * 90, session_id=name, max_tokens=2)
         await bench.create()
         await bench.ask(range(52), max_tokens=8)
-        kv, nodes = bench.engine.kv_bytes(), [n.last_used for n in bench.engine.scheduler.prefixes.entries()]
+        kv, nodes = bench.engine.kv_bytes(), [n.last_used for n in bench.engine.holdings.prefixes.entries()]
         told = await estimate(bench, prompt, **dict(fields))
         assert bench.engine.kv_bytes() == kv, "an estimate changes nothing"
-        assert [n.last_used for n in bench.engine.scheduler.prefixes.entries()] == nodes
+        assert [n.last_used for n in bench.engine.holdings.prefixes.entries()] == nodes
         assert (told.admissible, told.refusal_reason) == (True, "")
-        evicted = bench.engine.scheduler.evictions.pages
+        evicted = bench.engine.scheduler.evictor.cost.pages
         answer = await bench.ask(prompt, **fields)
         assert answer.finished.usage.computed_tokens == told.to_compute_tokens == answer.started.to_compute_tokens
         pages = -(-answer.finished.position // 16)
         assert told.needed_bytes == pages * bench.runner.page_bytes
-        assert told.would_evict_bytes == (bench.engine.scheduler.evictions.pages - evicted) * bench.runner.page_bytes
+        assert told.would_evict_bytes == (bench.engine.scheduler.evictor.cost.pages - evicted) * bench.runner.page_bytes
 
 
 async def test_an_estimate_says_which_error_the_call_would_get(serve: Serve) -> None:

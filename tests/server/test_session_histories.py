@@ -101,9 +101,9 @@ class Histories(RuleBasedStateMachine):
         position = round(share * len(self.ledgers[name]))
         salt = data.draw(st.sampled_from((self.salts[name], self.salts[name], *SALTS)), "salt")
         children = [self.new(salt, self.ledgers[name][:position]) for _ in range(count)]
-        held = self.bench.scheduler.pool.held
+        held = self.bench.holdings.pool.held
         assert self.bench.engine.fork(name, children, position, salt=salt) == position
-        assert self.bench.scheduler.pool.held == held, "a fork takes no page"
+        assert self.bench.holdings.pool.held == held, "a fork takes no page"
         return multiple(*children)
 
     @rule(name=sessions, share=st.floats(0.0, 1.0))
@@ -128,8 +128,8 @@ class Histories(RuleBasedStateMachine):
         for name in list(self.ledgers):
             self.generate(name, [5], 3, bypass=False)
             self.delete(name)
-        self.bench.scheduler.prefixes.flush()
-        assert self.bench.scheduler.pool.held == 0
+        self.bench.holdings.prefixes.flush()
+        assert self.bench.holdings.pool.held == 0
 
 
 def test_histories() -> None:

@@ -125,7 +125,7 @@ def test_a_turn_for_the_whole_pool_starts_though_its_last_page_is_shared(shared_
     bench.run(bench.submit([1] * 3 * PAGE_TOKENS, "a", max_tokens=0, samples=False))
     bench.engine.rewind("a", 40)
     if shared_with == "fork":
-        bench.scheduler.prefixes.flush()
+        bench.holdings.prefixes.flush()
         bench.engine.fork("a", ["b"], None)
     bench.run(bench.submit([2], "a", max_tokens=8 * PAGE_TOKENS - 41))
     assert len(bench.ledger("a")) == 8 * PAGE_TOKENS
@@ -151,6 +151,6 @@ def test_pages_of_a_prefix_are_evicted_also_when_a_fork_of_another_salt_was_thei
     bench.run(bench.submit([1] * 3 * PAGE_TOKENS, "a", max_tokens=0, samples=False))
     bench.engine.fork("a", ["b"], None, salt="y")
     bench.engine.close("a")
-    assert bench.scheduler.prefixes.oldest() is None, "the fork holds them too"
+    assert bench.holdings.prefixes.oldest() is None, "the fork holds them too"
     bench.engine.close("b")
-    assert bench.scheduler.prefixes.oldest() is not None
+    assert bench.holdings.prefixes.oldest() is not None

@@ -151,7 +151,7 @@ async def test_what_a_caller_says_is_kv_is_believed_for_its_session_alone(tmp_pa
         ledger = await talked(bench)
         parts = await exported(bench)
         await bench.service.delete_session("chat-1")
-        await bench.thread.call(bench.engine.scheduler.prefixes.flush)
+        await bench.thread.call(bench.engine.holdings.prefixes.flush)
         header = parts[0]
         assert isinstance(header, SnapshotHeader)
         await imported(bench, sealed(replace(header, settings=SessionSettings(cache_salt="me")), payload(parts)))
@@ -328,11 +328,11 @@ async def move(bench: ServiceBench, tier: Tier, start: int = 0) -> tuple[Tier, i
 async def test_kv_moves_to_every_tier_and_back_and_answers_stay_the_same(tmp_path: Path) -> None:
     async with serving(tmp_path, offload=OFFLOAD) as bench:
         ledger = await talked(bench)
-        tiers = bench.engine.scheduler.tiers
+        tiers = bench.engine.holdings.tiers
         for tier in (Tier.HOST, Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK, Tier.DEVICE):
             assert await move(bench, tier) == (tier, 318)
             if tier is not Tier.DEVICE:
-                assert bench.engine.scheduler.pool.held == 0, "it is still in the pool"
+                assert bench.engine.holdings.pool.held == 0, "it is still in the pool"
                 assert tiers.use[tier].used == 318 * TOKEN_KV
         await move(bench, Tier.DISK)
         answer = await bench.ask([9, 9], max_tokens=8)
@@ -348,7 +348,7 @@ async def test_the_tail_moves_and_the_head_stays(tmp_path: Path, start: int) -> 
         ledger = await talked(bench)
         pages = -(-start // 16)
         assert await move(bench, Tier.HOST, start) == (Tier.HOST if pages < 20 else Tier.DEVICE, 318)
-        assert bench.engine.scheduler.pool.held == pages
+        assert bench.engine.holdings.pool.held == pages
         assert await move(bench, Tier.NONE, start) == (Tier.DEVICE, min(318, pages * 16))
         assert (await bench.ask([9, 9], max_tokens=8)).tokens == bench.plain([*ledger, 9, 9], 8)
 
@@ -358,7 +358,7 @@ async def test_none_drops_the_kv_and_keeps_the_tokens(tmp_path: Path) -> None:
         ledger = await talked(bench)
         await move(bench, Tier.HOST)
         assert await move(bench, Tier.NONE) == (Tier.NONE, 0)
-        assert bench.engine.scheduler.tiers.use[Tier.HOST].used == 0
+        assert bench.engine.holdings.tiers.use[Tier.HOST].used == 0
         answer = await bench.ask([9, 9], max_tokens=8)
         assert answer.started.restored_from is Tier.NONE
         assert answer.tokens == bench.plain([*ledger, 9, 9], 8)
@@ -385,5 +385,5 @@ async def test_a_prefix_that_others_hold_stays_where_it_is(tmp_path: Path) -> No
         request = CreateSessionRequest(session_id="other", prefix=TokenInput(tuple(PROMPT[:160])))
         await bench.service.create_session(request, caller="me")
         await move(bench, Tier.HOST)
-        assert bench.engine.scheduler.pool.held == 10
+        assert bench.engine.holdings.pool.held == 10
         assert (await bench.ask([9, 9], max_tokens=8)).tokens == bench.plain([*ledger, 9, 9], 8)

@@ -95,6 +95,10 @@ class SessionCache:
         self.computed = min(self.computed, position)
         self.trim()
 
+    def rewind_to_page(self) -> None:
+        """Give up a partly filled last page, KV included."""
+        self.rewind(self.computed // PAGE_TOKENS * PAGE_TOKENS)
+
     def trim(self) -> int:
         """Give back pages beyond the computed positions; returns how many became free."""
         keep = pages_for(self.computed)
