@@ -180,6 +180,13 @@ def test_a_sweep_answers_with_its_goodput() -> None:
     assert row(text, "Objectives", "7.00") == ["7.00", "737 ms (NO)", "57.1 ms", "0.0 %", "NO"]
 
 
+def test_a_sweep_that_found_only_one_bound_says_so() -> None:
+    sweep = made.sweep()
+    held, failed = replace(sweep, points=sweep.points[:2]), replace(sweep, points=sweep.points[2:3])
+    assert "Goodput: at least 4.00 arrivals/s; every rate that was tried kept the objectives." in printed(held)
+    assert "No rate that was tried kept the objectives; the lowest was 8.00 arrivals/s." in printed(failed)
+
+
 def test_a_mixed_experiment_answers_with_the_streams_p99() -> None:
     mixed = made.mixed()
     p99s = [summarize(mixed, point, "stream").inter_token.p99 for point in mixed.points]

@@ -204,9 +204,9 @@ class Results:
     notes: tuple[str, ...] = ()  # what was left out, and why
 
     def requests_of(self, point: Point) -> Sequence[Request]:
-        """The requests of a point, without those of the warm-up."""
+        """The requests of a point, those of its warm-up too."""
         index = self.points.index(point)
-        return [request for request in self.requests if request.point == index and not request.warm_up]
+        return [request for request in self.requests if request.point == index]
 
     def to_json(self) -> bytes:
         """One JSON document, in UTF-8."""

@@ -94,8 +94,7 @@ class Summary:
 
 def summarize(results: Results, point: Point, group: str | None = None) -> Summary:
     """The figures of a point; of one group of its requests, if given."""
-    index = results.points.index(point)
-    return summarize_requests([request for request in results.requests if request.point == index], point, group)
+    return summarize_requests(results.requests_of(point), point, group)
 
 
 def summarize_requests(requests: Sequence[Request], point: Point, group: str | None = None) -> Summary:

@@ -50,7 +50,7 @@ def points(results: Results) -> list[Part]:
     """Each point as a whole."""
     ordered = sorted(results.points, key=lambda point: point.rate or 0.0)  # a sweep jumps
     single = results.experiment is Experiment.RUN
-    return [Part(ALL if single else point.label, point, _requests(results, point)) for point in ordered]
+    return [Part(ALL if single else point.label, point, results.requests_of(point)) for point in ordered]
 
 
 def _parts_of(whole: Part) -> Iterator[Part]:
@@ -75,11 +75,6 @@ def by_context(part: Part) -> Iterator[Part]:
         for kind in present:
             requests = [request for request in part.requests if request.context is kind]
             yield part.inner(kind.value, requests, kind)
-
-
-def _requests(results: Results, point: Point) -> list[Request]:
-    index = results.points.index(point)
-    return [request for request in results.requests if request.point == index]
 
 
 def head(results: Results) -> Table:

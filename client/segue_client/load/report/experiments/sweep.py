@@ -75,7 +75,12 @@ def _against_rate(
 
 def _answer(results: Results) -> str:
     found = goodput(results)
-    beyond = "" if found.failed_rate is None else f"; {digits(found.failed_rate)} arrivals/s did not"
     if found.point is None:
-        return f"No rate that was tried kept the objectives{beyond}."
-    return f"Goodput: {digits(found.point.rate)} arrivals/s kept every objective{beyond}."
+        lowest = "" if found.failed_rate is None else f"; the lowest was {digits(found.failed_rate)} arrivals/s"
+        return f"No rate that was tried kept the objectives{lowest}."
+    if found.failed_rate is None:
+        return (
+            f"Goodput: at least {digits(found.point.rate)} arrivals/s; every rate that was tried kept the objectives."
+        )
+    kept, missed = digits(found.point.rate), digits(found.failed_rate)
+    return f"Goodput: {kept} arrivals/s kept every objective; {missed} arrivals/s did not."
