@@ -143,7 +143,7 @@ async def _serving(
         ),
         journal=journal,
     )
-    gate = LedgerGate(store, journal, revoke=engine.revoke) if store and journal else None
+    gate = LedgerGate(store, journal, revoke=engine.jobs.revoke) if store and journal else None
     thread = EngineThread(engine, on_crash=lambda _: crashed.set(), ledger=gate)
     service = Service(
         served,

@@ -16,9 +16,10 @@ from segue_server.cache.prefix import Node, stored
 from segue_server.cache.prefix import Stored as StoredPage
 from segue_server.cache.segments import LOWER, Segment, Tier
 from segue_server.cache.session import SessionCache, pages_for
-from segue_server.engine import Engine, KvBytes
+from segue_server.engine import Engine
 from segue_server.errors import FieldInvalid, KvBudget, Quota
 from segue_server.kv_control import Guarded
+from segue_server.kv_figures import KvBytes
 from segue_server.page_claims import borrow, resize
 from segue_server.sequence import Sequence
 
@@ -100,10 +101,10 @@ class CacheAdmin:
 
     def stats(self) -> CacheStats:
         engine, evictions = self._engine, self._scheduler.evictor.cost
-        below = {tier: engine.kv_below(tier) for tier in LOWER if self._tiers.use[tier].budget}
+        below = {tier: engine.figures.kv_below(tier) for tier in LOWER if self._tiers.use[tier].budget}
         fallen = [self._tiers.use[tier] for tier in LOWER]
         return CacheStats(
-            tiers={Tier.DEVICE: engine.kv_bytes()} | below,
+            tiers={Tier.DEVICE: engine.figures.kv_bytes()} | below,
             evictions=evictions.count + sum(use.dropped for use in fallen) + round(engine.stats.evictions.sum),
             evicted_tokens=evictions.tokens
             + sum(use.dropped_bytes for use in fallen) // self._tiers.token_bytes
@@ -208,7 +209,7 @@ class CacheAdmin:
                 yield s
 
     def _flush_session(self, sequence: Sequence) -> None:
-        stats, cached = self._engine.stats, self._engine.cache_usage(sequence.session_id).cached_tokens
+        stats, cached = self._engine.stats, self._engine.figures.cache_usage(sequence.session_id).cached_tokens
         for tier, size in self._tiers.slots.bytes_of(sequence.session_id).items():
             stats.evicted(tier.name.lower(), "flush", size)
         self._tiers.close(sequence.session_id)
@@ -248,7 +249,7 @@ class CacheAdmin:
             text = f"active and pinned sessions hold or have been promised more than {size} bytes"
             raise KvBudget(text, quota=Quota("kv_bytes", size))
         self._engine.mover.carry_out()
-        self._engine.refuse_impossible()
+        self._engine.jobs.refuse_impossible()
 
     # Proof
 

@@ -177,7 +177,7 @@ class EngineThread:
             log.critical("the engine has failed", exc_info=True)
             if self._ledger:
                 self._ledger.flush()  # what happened before comes before
-            void(self.engine.give_up)
+            void(self.engine.jobs.give_up)
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
@@ -190,7 +190,7 @@ class EngineThread:
         self._on_crash(error)
 
     def _wait(self) -> float:
-        return min(max(self.engine.next_deadline() - self.engine.clock(), 0.0), IDLE_WAIT)
+        return min(max(self.engine.jobs.next_deadline() - self.engine.clock(), 0.0), IDLE_WAIT)
 
     def _take_inbox(self, wait: float) -> None:
         """Run the calls that are there, after waiting up to `wait` seconds for the first."""
@@ -202,7 +202,7 @@ class EngineThread:
             return
 
     def _publish(self) -> None:
-        outbox = self.engine.take_outbox()
+        outbox = self.engine.jobs.take_outbox()
         if shrunk := self.engine.scheduler.evictor.take_shrunk():
             self._loop.call_soon_threadsafe(self._on_shrunk, shrunk)
         if changes := self.engine.holdings.prefixes.take_changes():

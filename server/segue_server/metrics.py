@@ -95,7 +95,7 @@ class SegueCollector(Collector):
         yield self._new.histogram("session_context_tokens", "Ledger length after a turn", stats.session_context_tokens)
 
     def _kv(self) -> Iterator[Metric]:
-        tiers = self._engine.kv_tiers()
+        tiers = self._engine.figures.kv_tiers()
         capacity: dict[Key, float] = {(tier,): kv.capacity for tier, kv in tiers.items()}
         yield self._new.gauges("kv_capacity_bytes", "Budget of the KV cache", capacity, "tier")
         held: dict[Key, float] = {(tier, c): getattr(kv, c) for tier, kv in tiers.items() for c in CLASSES}
@@ -105,7 +105,7 @@ class SegueCollector(Collector):
         yield self._new.gauges("kv_usage_ratio", text, ratio, "tier")
         tokens: dict[Key, float] = {(tier,): kv.tokens for tier, kv in tiers.items()}
         yield self._new.gauges("kv_tokens", "Positions with KV", tokens, "tier")
-        evictions = self._engine.evictions()
+        evictions = self._engine.figures.evictions()
         text = "KV dropped, not moved, that somebody may want again"
         counts: dict[Key, float] = {key: count for key, (count, _) in evictions.items()}
         yield self._new.counters("kv_evictions", text, counts, "tier", "reason")

@@ -53,7 +53,8 @@ def fields_of(report: TurnReport) -> dict[str, Field]:
 def totals(engine: Engine) -> dict[str, Field]:
     """What the server has done since it started, and what eviction has cost."""
     stats = engine.stats
-    evictions = [lost for (_, reason), lost in engine.evictions().items() if reason != "caller"]  # who deleted them
+    lost = engine.figures.evictions().items()
+    evictions = [figures for (_, reason), figures in lost if reason != "caller"]  # who deleted them
     return {
         "turns": round(stats.turns.sum),
         "generated_tokens": stats.generated_tokens,

@@ -139,7 +139,8 @@ class Turns:
             return
         turn.cause = cause
         if turn.submitted:
-            self._engine.post(partial(self._engine.engine.cancel, turn.request_id, cause, policy=policy, reason=reason))
+            cancel = self._engine.engine.jobs.cancel
+            self._engine.post(partial(cancel, turn.request_id, cause, policy=policy, reason=reason))
         else:  # the engine has not heard of it
             turn.stream.deliver(Finished(reason, turn.session.position))
 

@@ -250,7 +250,7 @@ class EngineBench:
             "max_context_tokens": 4096,
             "sampling": GREEDY,
         }
-        self.engine.submit(TurnSpec(**(values | options)))  # type: ignore[arg-type]
+        self.engine.jobs.submit(TurnSpec(**(values | options)))  # type: ignore[arg-type]
         self.deliver()
         return sink
 
@@ -274,13 +274,13 @@ class EngineBench:
         raise AssertionError(f"not over after {limit} steps: {[sink.events[-1:] for sink in sinks]}")
 
     def deliver(self) -> None:
-        for sink, event in self.engine.take_outbox():
+        for sink, event in self.engine.jobs.take_outbox():
             sink.deliver(event)
 
     def check(self) -> None:
         assert not self.runner.faults, self.runner.faults
         self.scheduler.check_integrity()
-        kv = self.engine.kv_bytes()
+        kv = self.engine.figures.kv_bytes()
         assert kv.held == self.holdings.pool.held * self.runner.page_bytes
 
 

@@ -212,7 +212,7 @@ class ServiceBench:
         assert (load.running_requests, load.queued_requests, load.kv_used_bytes) == (0, 0, 0)
         assert self.service.waiting_behind == 0
         assert len(self.engine.holdings.sequences) == load.sessions
-        kv = self.engine.kv_bytes()
+        kv = self.engine.figures.kv_bytes()
         assert kv.held == self.engine.holdings.pool.held * self.runner.page_bytes
         assert load.kv_free_bytes == kv.capacity - kv.held
 

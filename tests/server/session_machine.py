@@ -81,7 +81,7 @@ def cancel(world: World, chance: Chance) -> None:
     if known := _find(world, chance, lambda s: s.talk is not None):
         talk = _talk(known)
         talk.cancelled = pick(chance, (None, *POLICIES))
-        assert world.engine.cancel(talk.request_id, pick(chance, tuple(CancelCause)), policy=talk.cancelled)
+        assert world.engine.jobs.cancel(talk.request_id, pick(chance, tuple(CancelCause)), policy=talk.cancelled)
 
 
 def fork(world: World, chance: Chance) -> None:

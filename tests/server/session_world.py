@@ -109,17 +109,17 @@ class World:
         """What has been noted goes into the file, then events to their readers; then everything is looked at."""
         if entries := self.journal.take():
             self.ledger.apply([entry.record for entry in entries])
-        for sink, event in self.engine.take_outbox():
+        for sink, event in self.engine.jobs.take_outbox():
             sink.deliver(event)
         self.check()
 
     def check(self) -> None:
         """No page without an owner, no count that is wrong, every byte in one class, every ledger as it was said."""
         self.scheduler.check_integrity()
-        assert self.engine.kv_bytes().held == self.holdings.pool.held * self.engine.runner.page_bytes
+        assert self.engine.figures.kv_bytes().held == self.holdings.pool.held * self.engine.runner.page_bytes
         for tier, held in ((Tier.HOST, self.engine.memory.host), (Tier.DISK, self.engine.memory.disk)):
             pending = {order.key for order in self.tiers._orders}
-            assert self.engine.kv_below(tier).held == self.tiers.use[tier].used
+            assert self.engine.figures.kv_below(tier).held == self.tiers.use[tier].used
             assert held.keys() ^ self.tiers.use[tier].segments.keys() <= pending, f"{tier}: bytes of no segment"
         assert self.holdings.sequences.keys() == self.sessions.keys()
         for name, known in self.sessions.items():
@@ -181,7 +181,7 @@ class World:
         policy = pick(chance, POLICIES)
         talk = known.talk = Talk(known, f"r{self._requests}", start, prompt_end, most, deferred, policy)
         known.tokens += prompt
-        self.engine.submit(
+        self.engine.jobs.submit(
             TurnSpec(
                 request_id=talk.request_id,
                 session_id=known.name,

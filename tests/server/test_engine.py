@@ -143,7 +143,7 @@ def test_any_scheduling_gives_the_tokens_of_the_loop_without_a_cache(
         bench.step()
     assert not flying
     assert all(bench.ledger(name) == tokens for name, tokens in ledgers.items())
-    assert bench.engine.kv_bytes().active == 0
+    assert bench.engine.figures.kv_bytes().active == 0
     bench.holdings.prefixes.flush()
     held = {page for s in bench.holdings.sequences.values() for page in s.cache.pages}
     assert bench.holdings.pool.held == len(held)
@@ -222,9 +222,9 @@ def test_evicted_kv_is_recomputed_told_and_counted() -> None:
     first = bench.submit(range(50), "a", max_tokens=4)
     bench.run(first)
     bench.run(bench.submit(range(45), "b", max_tokens=40))
-    assert bench.engine.cache_usage("a").cached_tokens < 50
+    assert bench.engine.figures.cache_usage("a").cached_tokens < 50
     bench.engine.close("b")
-    kept = bench.engine.cache_usage("a").cached_tokens
+    kept = bench.engine.figures.cache_usage("a").cached_tokens
     again = bench.submit([1, 2], "a", max_tokens=4)
     bench.run(again)
     started = again.one(Started)
@@ -371,7 +371,7 @@ def test_queue_timeout_leaves_no_trace_and_zero_still_takes_a_free_place() -> No
     assert first.all(Started), "there was a place, so nobody had to wait"
     late = bench.submit(range(9), "b", max_tokens=4, queue_timeout=5.0)
     assert late.one(Queued).queue_position == 0
-    assert bench.engine.next_deadline() == bench.clock() + 5.0
+    assert bench.engine.jobs.next_deadline() == bench.clock() + 5.0
     while not late.done:
         bench.step(1.0)
     failed = late.one(Failed)
@@ -415,7 +415,7 @@ def test_cancel_in_each_phase_leaves_what_the_commit_policy_says(phase: str, pol
         bench.step()
     while phase == "decode" and len(sink.tokens) < 5:
         bench.step()
-    assert bench.engine.cancel(bench.last_id, CancelCause.RPC)
+    assert bench.engine.jobs.cancel(bench.last_id, CancelCause.RPC)
     bench.deliver()
     bench.check()
     end = sink.one(Finished)
@@ -429,7 +429,7 @@ def test_cancel_in_each_phase_leaves_what_the_commit_policy_says(phase: str, pol
     assert bench.ledger() == kept
     assert end.position == len(kept)
     assert bench.engine.stats.cancellations.values[phase, "rpc"] == 1
-    assert not bench.engine.cancel(bench.last_id, CancelCause.RPC), "idempotent"
+    assert not bench.engine.jobs.cancel(bench.last_id, CancelCause.RPC), "idempotent"
     while bench.scheduler.waiting or bench.scheduler.running:
         bench.step()
     again = bench.submit([3], max_tokens=5)
@@ -446,7 +446,7 @@ def test_a_cancelled_turn_costs_no_further_work_and_leaves_its_neighbours_alone(
     bench.step()
     bench.submit(range(200), "b", max_tokens=30)
     bench.step()
-    bench.engine.cancel(bench.last_id, CancelCause.DISCONNECT)
+    bench.engine.jobs.cancel(bench.last_id, CancelCause.DISCONNECT)
     bench.runner.steps.clear()
     bench.run(runs)
     assert runs.tokens == plain(range(9), 30)
@@ -459,7 +459,7 @@ def test_cancel_with_another_policy_overrides_that_of_the_turn() -> None:
     sink = bench.submit(range(9), max_tokens=100)
     for _ in range(5):
         bench.step()
-    bench.engine.cancel(bench.last_id, CancelCause.RPC, policy=CommitPolicy.ROLLBACK)
+    bench.engine.jobs.cancel(bench.last_id, CancelCause.RPC, policy=CommitPolicy.ROLLBACK)
     bench.deliver()
     assert sink.one(Finished).position == 0
     assert bench.holdings.pool.held == 0
@@ -650,7 +650,7 @@ def test_a_slow_reader_pauses_its_turn_only_and_is_ended_after_the_limit() -> No
     bench.run(fine)
     assert len(slow.tokens) == came
     assert not bench.step(), "nothing to compute"
-    assert bench.clock() < bench.engine.next_deadline() <= bench.clock() + 30.0
+    assert bench.clock() < bench.engine.jobs.next_deadline() <= bench.clock() + 30.0
     slow.full = False
     bench.step()
     assert len(slow.tokens) == came + 1
@@ -682,7 +682,7 @@ def test_the_counters_tell_what_readers_received() -> None:
     assert sum(stats.time_to_first_token["new"].counts) == 4
     assert sum(stats.inter_token.counts) == 14 - 4
     assert sum(stats.turn_duration.counts) == 4
-    kv = bench.engine.kv_bytes()
+    kv = bench.engine.figures.kv_bytes()
     assert (kv.active, kv.pinned) == (0, 0)
     assert kv.idle == kv.tokens * bench.runner.page_bytes // 16
     assert [bench.engine.close(f"s{n}") > 0 for n in range(4)] == [True] * 4
@@ -711,7 +711,7 @@ def test_only_tokens_that_had_kv_count_as_wasted() -> None:
     first = bench.last_id
     bench.step()
     bench.submit(range(500), "b", commit_policy=CommitPolicy.ROLLBACK)
-    bench.engine.cancel(bench.last_id, CancelCause.RPC)
+    bench.engine.jobs.cancel(bench.last_id, CancelCause.RPC)
     assert bench.engine.stats.wasted_tokens.sum == 0, "it was never computed"
-    bench.engine.cancel(first, CancelCause.RPC)
+    bench.engine.jobs.cancel(first, CancelCause.RPC)
     assert bench.engine.stats.wasted_tokens.values["rolled_back",] == 9

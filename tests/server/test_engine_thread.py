@@ -69,7 +69,7 @@ class Bench:
         )
 
     async def submit(self, sink: ListSink, **options: float) -> None:
-        await self.thread.call(lambda: self.engine.submit(self.spec(sink, **options)))  # type: ignore[arg-type]
+        await self.thread.call(lambda: self.engine.jobs.submit(self.spec(sink, **options)))  # type: ignore[arg-type]
 
 
 @asynccontextmanager

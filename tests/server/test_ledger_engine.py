@@ -54,10 +54,10 @@ class Driver:
         for _ in range(turns):
             sink = ListSink()
             request_id = f"{name}{next(self._numbers)}"
-            self.thread.post(lambda s=sink, r=request_id: self.engine.submit(self.spec(name, r, s)))  # type: ignore[misc]
+            self.thread.post(lambda s=sink, r=request_id: self.engine.jobs.submit(self.spec(name, r, s)))  # type: ignore[misc]
             if self.random.random() < 0.4:
                 await asyncio.sleep(self.random.uniform(0, 0.01))
-                self.thread.post(lambda r=request_id: self.engine.cancel(r, CancelCause.RPC))  # type: ignore[misc]
+                self.thread.post(lambda r=request_id: self.engine.jobs.cancel(r, CancelCause.RPC))  # type: ignore[misc]
             async with asyncio.timeout(10.0):
                 while not sink.done:  # noqa: ASYNC110 - a sink has no event to wait for
                     await asyncio.sleep(0.001)
@@ -94,7 +94,7 @@ async def test_the_file_is_the_engines_ledger(tmp_path: Path, seed: int, share: 
     journal, runner = Journal(), FakeRunner(200)
     store = FlakyStore(tmp_path / "ledger.db", 0.0, seed)
     engine = Engine(runner, max_running=2, step_tokens=16, journal=journal)
-    thread = EngineThread(engine, on_crash=lambda _: None, ledger=LedgerGate(store, journal, revoke=engine.revoke))
+    thread = EngineThread(engine, on_crash=lambda _: None, ledger=LedgerGate(store, journal, revoke=engine.jobs.revoke))
     thread.start()
     for name in SESSIONS:
         await thread.record(

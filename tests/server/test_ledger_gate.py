@@ -13,8 +13,7 @@ from tests.server.fakes import FakeRunner, ListSink
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
 from segue_server.errors import EngineError, LedgerUnavailable
-from segue_server.events import Event, Failed, Finished, Tokens
-from segue_server.jobs import Sink
+from segue_server.events import Failed, Finished, Tokens
 from segue_server.ledger.gate import LedgerGate
 from segue_server.ledger.journal import Journal, TurnRef
 from segue_server.ledger.records import (
@@ -262,7 +261,6 @@ class ScriptedEngine(Engine):
     def __init__(self, journal: Journal) -> None:
         super().__init__(FakeRunner(8), max_running=1, step_tokens=64)
         self.journal = journal
-        self.outbox: list[tuple[Sink, Event]] = []
         self.lengths: dict[str, int] = {}
         self.revoked: list[tuple[str, int]] = []
         self.crash: BaseException | None = None
@@ -271,13 +269,6 @@ class ScriptedEngine(Engine):
         if self.crash:
             raise self.crash
         return False
-
-    def take_outbox(self) -> list[tuple[Sink, Event]]:
-        outbox, self.outbox = self.outbox, []
-        return outbox
-
-    def next_deadline(self) -> float:
-        return float("inf")
 
     def revoke(self, session_id: str, start: int) -> None:
         self.revoked.append((session_id, start))
@@ -293,12 +284,12 @@ class ScriptedEngine(Engine):
         self.lengths[turn.session_id] += 1
         if durable:
             self.journal.append(TokensAppended(turn.session_id, position, [token]), turn)
-        self.outbox.append((turn.sink, Tokens(position, (token,), "")))
+        self.jobs.emit(turn.sink, Tokens(position, (token,), ""))
 
     def end(self, turn: TurnRef) -> None:
         end = self.lengths[turn.session_id]
         self.journal.append(TurnEnded(turn.session_id, end, FinishReason.EOS, 2.0), turn)
-        self.outbox.append((turn.sink, Finished(FinishReason.EOS, end)))
+        self.jobs.emit(turn.sink, Finished(FinishReason.EOS, end))
 
 
 class Bench:

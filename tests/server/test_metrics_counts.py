@@ -58,10 +58,10 @@ def test_evictions_under_pressure_are_counted_in_times_and_bytes() -> None:
     for name in "abc":
         bench.open(name)
         bench.run(bench.submit(range(40), name, max_tokens=8))
-    count, size = bench.engine.evictions()["device", "pressure"]
+    count, size = bench.engine.figures.evictions()["device", "pressure"]
     assert count >= 1
     assert size == (3 * 3 - bench.holdings.pool.held) * bench.runner.page_bytes
-    assert sum(n for n, _ in bench.engine.evictions().values()) == count
+    assert sum(n for n, _ in bench.engine.figures.evictions().values()) == count
 
 
 @pytest.mark.parametrize("policy", [CommitPolicy.ROLLBACK, CommitPolicy.KEEP_PROMPT])

@@ -81,7 +81,7 @@ def test_evicted_kv_comes_back_and_only_the_new_is_computed(
     benches: list[OffloadBench], tmp_path: Path, host: int, disk: int, tier: Tier
 ) -> None:
     bench = offloaded(benches, tmp_path, host=host, disk=disk)
-    usage = bench.engine.cache_usage("a")
+    usage = bench.engine.figures.cache_usage("a")
     assert (usage.cached_tokens, usage.tier) == (99, tier)
     computed = sum(count for step in bench.runner.steps for _, count in step)
     ledger = bench.ledger("a")
@@ -153,7 +153,7 @@ def test_a_cancelled_restore_gives_everything_back(benches: list[OffloadBench], 
     bench = offloaded(benches, tmp_path, disk=500)
     bench.submit([1], "a")
     EngineBench.step(bench)
-    bench.engine.cancel(bench.last_id, CancelCause.RPC)
+    bench.engine.jobs.cancel(bench.last_id, CancelCause.RPC)
     bench.step()
     bench.check_bytes()
     assert not any(s.asked for s in bench.tiers.segments(Tier.DISK))

@@ -578,9 +578,9 @@ async def test_an_estimate_comes_true(serve: Serve, prompt: Sequence[int] | None
             await bench.ask([ord(name[-1])] * 90, session_id=name, max_tokens=2)
         await bench.create()
         await bench.ask(range(52), max_tokens=8)
-        kv, nodes = bench.engine.kv_bytes(), [n.last_used for n in bench.engine.holdings.prefixes.entries()]
+        kv, nodes = bench.engine.figures.kv_bytes(), [n.last_used for n in bench.engine.holdings.prefixes.entries()]
         told = await estimate(bench, prompt, **dict(fields))
-        assert bench.engine.kv_bytes() == kv, "an estimate changes nothing"
+        assert bench.engine.figures.kv_bytes() == kv, "an estimate changes nothing"
         assert [n.last_used for n in bench.engine.holdings.prefixes.entries()] == nodes
         assert (told.admissible, told.refusal_reason) == (True, "")
         evicted = bench.engine.scheduler.evictor.cost.pages

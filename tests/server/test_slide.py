@@ -45,12 +45,12 @@ def test_a_sliding_answer_is_that_of_the_tokens_left(keep: int) -> None:
     engine = Engine(runner, max_running=2, step_tokens=32, clock=Clock())
     engine.open("s", priority=0, pinned=False)
     order = spec(list(range(30)), keep=keep, limit=64, max_tokens=200)
-    engine.submit(order)
+    engine.jobs.submit(order)
     while engine.step():
         pass
     sink = order.sink
     assert isinstance(sink, ListSink)
-    for target, event in engine.take_outbox():
+    for target, event in engine.jobs.take_outbox():
         target.deliver(event)
     events = sink.events
     finished = events[-1]

@@ -12,11 +12,11 @@ from segue_server.cache.prefix import Change, Removed, Stored
 from segue_server.cache.segments import Tier
 from segue_server.cache_admin import CacheEntry, CacheStats
 from segue_server.cache_events import CacheEventBatch
-from segue_server.engine import KvBytes
 from segue_server.grpc_api.convert_events import duration
 from segue_server.grpc_api.convert_snapshots import TIERS
 from segue_server.grpc_api.convert_views import timestamp
 from segue_server.grpc_api.form import CallContext, Form, check, read
+from segue_server.kv_figures import KvBytes
 
 MAX_BLOCKS = 256  # of one BlocksStored: a batch stays far below the size of a message
 

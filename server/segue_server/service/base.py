@@ -311,7 +311,7 @@ class ServiceBase:
             etag=session.etag,
             turn_count=len(session.turns),
             active_request_id=session.active.request_id if session.active else "",
-            cache=self._engine.engine.cache_usage(session.session_id),
+            cache=self._engine.engine.figures.cache_usage(session.session_id),
             settings=session.settings,
             create_time=session.create_time,
             last_used_time=session.last_used_time,

@@ -44,13 +44,13 @@ class Service(TransferCalls):
         return ServerInfo(
             version=self._version,
             build=self._build,
-            capabilities=(*CAPABILITIES, *self._engine.engine.lower_tiers),
+            capabilities=(*CAPABILITIES, *self._engine.engine.figures.lower_tiers),
             limits=self._limits,
             uptime=time.monotonic() - self._began,
         )
 
     def load(self) -> Load:
-        engine, kv = self._engine.engine, self._engine.engine.kv_bytes()
+        engine, kv = self._engine.engine, self._engine.engine.figures.kv_bytes()
         used = kv.active + kv.pinned
         last_step = engine.stats.last_step_time
         return Load(

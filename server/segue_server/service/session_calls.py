@@ -81,7 +81,7 @@ class SessionCalls(TurnCalls):
         checker = self._checker()
         checker.list_sessions(request)
         checker.done()
-        used = {s.session_id: self._engine.engine.cache_usage(s.session_id).used_bytes for s in self._sessions}
+        used = {s.session_id: self._engine.engine.figures.cache_usage(s.session_id).used_bytes for s in self._sessions}
         sessions, token = self._sessions.page(request, used)
         return SessionPage(tuple(self._view(session) for session in sessions), token)
 

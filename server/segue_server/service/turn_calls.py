@@ -315,7 +315,7 @@ class TurnCalls(ServiceBase):
         session.touch()
         turn.prompt_end = turn.start + len(prompt)
         turn.submitted = True
-        self._engine.post(partial(self._engine.engine.submit, spec))
+        self._engine.post(partial(self._engine.engine.jobs.submit, spec))
 
     async def _encode(self, session: Session, given: Input) -> list[int]:
         """What an input adds to a session's ledger; a long text is tokenized beside the event loop."""
