@@ -220,7 +220,7 @@ def test_ctrl_c_keeps_the_points_that_were_measured(served: Served, tmp_path: Pa
 def test_ctrl_c_in_the_only_point_keeps_what_has_come_until_then(served: Served, tmp_path: Path) -> None:
     assert served.servicer is not None
     file, performed = tmp_path / "partial.json", served.servicer.schedule.performed
-    words = ["load", "run", "--users", "2", "--duration", "600", *SHORT, "--target", served.segue]
+    words = ["load", "run", "--users", "2", "--duration", "inf", *SHORT, "--target", served.segue]
     enough = len(performed) + 20
     with subprocess.Popen([*COMMAND, *words, "--json", str(file)], stdout=subprocess.DEVNULL) as process:
         while len(performed) < enough:
@@ -230,7 +230,7 @@ def test_ctrl_c_in_the_only_point_keeps_what_has_come_until_then(served: Served,
         assert process.wait(30) == 0
     results = Results.from_json(file.read_bytes())
     (point,) = results.points
-    assert point.end - point.start < 600
+    assert point.end > max(one.intended for one in results.requests)
     assert (
         sum(one.outcome is Outcome.OK for one in results.requests) >= 15
     )  # those that were answered before the signal
