@@ -41,7 +41,7 @@ class Tokenizer:
         pipeline = Pipeline.parse(definition.json)
         self._table = token_bytes(pipeline, at_least=definition.vocab_size)
         self._parsing = pipeline.backend()
-        self._plain = pipeline.plain_backend()
+        self._plain = pipeline.plain_backend(self._parsing)
         self._continuing = pipeline.plain_backend(continues=True) if pipeline.marks_start else self._plain
         self._controls = pipeline.special
         self.vocab_size = len(self._table.of)

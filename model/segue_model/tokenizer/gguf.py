@@ -3,7 +3,7 @@
 The keys: GGUF specification, "Tokenizer"; what they mean in doubt: llama.cpp, src/llama-vocab.cpp.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from segue_model.tokenizer.errors import TokenizerError
@@ -25,9 +25,8 @@ class _Vocabulary:
     @property
     def ids(self) -> dict[str, int]:
         """Tokens that text can become. A hole in the vocabulary stays a hole."""
-        return {
-            t: i for i, (t, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)) if kind != TokenKind.UNUSED
-        }
+        unused = TokenKind.UNUSED
+        return {t: i for i, (t, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)) if kind is not unused}
 
     def added(self) -> list[Json]:
         """Tokens that are matched whole: control tokens and what the model's authors added."""
@@ -69,6 +68,8 @@ def _vocabulary(keys: GgufKeys) -> _Vocabulary:
 
 
 def _check_distinct(tokens: list[str], kinds: list[TokenKind]) -> None:
+    if len(set(tokens)) == len(tokens) and "" not in tokens:
+        return  # so it is in every sound file, and a start waits for this
     seen: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind == TokenKind.UNUSED:
@@ -128,21 +129,21 @@ def _sentencepiece(keys: GgufKeys, vocabulary: _Vocabulary) -> Definition:
     )
 
 
-def _bpe(ids: dict[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, Json]:
-    return {"type": "BPE", "vocab": dict[str, Json](ids), "merges": [list[Json](merge) for merge in merges]}
+def _bpe(ids: dict[str, int], merges: list[Json]) -> dict[str, Json]:
+    return {"type": "BPE", "vocab": dict[str, Json](ids), "merges": merges}
 
 
-def _merge(index: int, merge: str, ids: dict[str, int]) -> tuple[str, str]:
+def _merge(index: int, merge: str, ids: dict[str, int]) -> Json:
     left, separator, right = merge.partition(" ")
+    if left in ids and right in ids and left + right in ids:
+        return [left, right]
     if not separator:
         raise TokenizerError(f"{PREFIX}merges[{index}] must be two tokens with a space between, got {merge!r}")
-    for token in (left, right, left + right):
-        if token not in ids:
-            raise TokenizerError(f"{PREFIX}merges[{index}] needs the token {token!r}, which is not in {PREFIX}tokens")
-    return left, right
+    missing = next(token for token in (left, right, left + right) if token not in ids)
+    raise TokenizerError(f"{PREFIX}merges[{index}] needs the token {missing!r}, which is not in {PREFIX}tokens")
 
 
-def _merges_by_score(scores: list[float], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+def _merges_by_score(scores: list[float], vocabulary: _Vocabulary) -> list[Json]:
     """The merges that SentencePiece would try, best first.
 
     SentencePiece joins the neighbours whose union scores highest, the leftmost of equals (Kudo & Richardson 2018).
@@ -159,4 +160,4 @@ def _merges_by_score(scores: list[float], vocabulary: _Vocabulary) -> list[tuple
         for cut in range(1, len(token))
         if token[:cut] in ids and token[cut:] in ids
     ]
-    return [merge for *_, merge in sorted(merges)]
+    return [list(merge) for *_, merge in sorted(merges)]

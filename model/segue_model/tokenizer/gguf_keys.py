@@ -49,10 +49,11 @@ class GgufKeys:
 
     def texts(self, name: str) -> list[str]:
         values = self._list(name)
-        for i, value in enumerate(values):
-            if not isinstance(value, str):
-                raise self._wrong(f"{name}[{i}]", "a string", value)
-        return [value for value in values if isinstance(value, str)]
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) < len(values):
+            i, bad = next((i, value) for i, value in enumerate(values) if not isinstance(value, str))
+            raise self._wrong(f"{name}[{i}]", "a string", bad)
+        return texts
 
     def scores(self, size: int) -> list[float]:
         values = self._list_of("scores", size)
@@ -66,10 +67,11 @@ class GgufKeys:
             return [TokenKind.NORMAL] * size
         known = {kind.value: kind for kind in TokenKind}
         values = self._list_of("token_type", size)
-        for i, value in enumerate(values):
-            if not isinstance(value, int) or value not in known:
-                raise self._wrong(f"token_type[{i}]", f"one of {sorted(known)}", value)
-        return [known[value] for value in values if isinstance(value, int)]
+        kinds = [known[value] for value in values if isinstance(value, int) and value in known]
+        if len(kinds) < len(values):
+            i, bad = next((i, v) for i, v in enumerate(values) if not isinstance(v, int) or v not in known)
+            raise self._wrong(f"token_type[{i}]", f"one of {sorted(known)}", bad)
+        return kinds
 
     def _list_of(self, name: str, size: int) -> list[object]:
         values = self._list(name)

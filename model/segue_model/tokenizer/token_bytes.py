@@ -1,5 +1,6 @@
 """What each token of a tokenizer.json writes, read from its `decoder` entry."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from segue_model.tokenizer.alphabet import byte_alphabet
@@ -48,9 +49,17 @@ def token_bytes(pipeline: Pipeline, *, at_least: int = 0) -> TokenBytes:
     alphabet = byte_alphabet()
     table = [b""] * size
     for token_id, text in texts.items():
-        spelled = writer.byte_level and token_id not in raw and alphabet.keys() >= set(text)
-        table[token_id] = bytes(map(alphabet.__getitem__, text)) if spelled else writer.write(text)
+        spelled = writer.byte_level and token_id not in raw
+        table[token_id] = (_spelled(text, alphabet) if spelled else None) or writer.write(text)
     return TokenBytes(table, frozenset(pipeline.special), writer.lead)
+
+
+def _spelled(text: str, alphabet: Mapping[str, int]) -> bytes | None:
+    """What characters of the byte alphabet stand for; None when there are others among them."""
+    try:
+        return bytes([alphabet[char] for char in text])
+    except KeyError:
+        return None
 
 
 def _fallback_byte(token: str) -> bytes | None:
