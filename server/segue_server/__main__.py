@@ -2,35 +2,48 @@
 
 import argparse
 import asyncio
+import gc
 import sys
 from collections.abc import Sequence
 
-from segue_model.checkpoint import CheckpointError
-from segue_model.runner.native import NativeUnavailable
-from segue_model.runner.native.build import ISAS, build
-from segue_server.app import run
-from segue_server.config import ConfigError, add_options, from_arguments
-from segue_server.errors import SegueError
-from segue_server.health_check import check
-from segue_server.ledger.schema import LedgerError
-from segue_server.logs import set_up
+from segue_server.config import ConfigError, ServerConfig, add_options, from_arguments
+
+# ruff: noqa: PLC0415 - torch takes a second to import: a command imports what it needs, a health check needs no torch
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 stopped as asked, 1 failed while serving, 2 could not start."""
-    parser = _parser()
-    arguments = parser.parse_args(words)
+    arguments = _parser().parse_args(words)
     if arguments.command == "health":
+        from segue_server.health_check import check
+
         return check(arguments.target, arguments.timeout)
     if arguments.command == "build-kernels":
         return build_kernels(arguments.isa)
     try:
         config = from_arguments(arguments)
-        set_up(config.log_level, config.log_format)
+    except ConfigError as error:
+        return _refused(error)
+    return serve(config)
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until stopped; the exit code.
+
+    Python looks for garbage only from when the server serves, see `app.run`: modules and a vocabulary are no garbage,
+    and looking through all that torch has made, again and again, takes a sixth of the start.
+    """
+    gc.disable()
+    from segue_server.app import CANNOT_START, run
+    from segue_server.logs import set_up
+
+    set_up(config.log_level, config.log_format)
+    try:
         return asyncio.run(run(config))
-    except (ConfigError, CheckpointError, LedgerError, NativeUnavailable, SegueError, OSError, ValueError) as error:
-        sys.stderr.write(f"segue-server: {error}\n")
-        return 2
+    except CANNOT_START as error:
+        return _refused(error)
+    finally:
+        gc.enable()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,18 +56,24 @@ def _parser() -> argparse.ArgumentParser:
     health.add_argument("--target", default="127.0.0.1:50051", help="host:port of the gRPC port (default: %(default)s)")
     health.add_argument("--timeout", type=float, default=2.0, help="seconds (default: %(default)s)")
     kernels = commands.add_parser("build-kernels", help="compile the native kernels ahead of the first start")
-    kernels.add_argument("--isa", choices=ISAS, help="instruction set (default: the best that this CPU has)")
+    kernels.add_argument("--isa", help="instruction set, such as avx2 (default: the best that this CPU has)")
     return parser
 
 
 def build_kernels(isa: str | None) -> int:
     """0 with the library's path on standard output, 2 when it cannot be built here."""
+    from segue_model.runner.native.build import NativeUnavailable, build
+
     try:
         sys.stdout.write(f"{build(isa)}\n")
     except NativeUnavailable as error:
-        sys.stderr.write(f"segue-server: {error}\n")
-        return 2
+        return _refused(error)
     return 0
+
+
+def _refused(error: Exception) -> int:
+    sys.stderr.write(f"segue-server: {error}\n")
+    return 2
 
 
 if __name__ == "__main__":

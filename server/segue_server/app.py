@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Final
 from wsgiref.simple_server import WSGIServer
 
 from grpc_health.v1 import health_pb2
@@ -15,20 +18,23 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from segue.v1 import cache_pb2, generation_pb2, model_pb2, session_pb2
+from segue_model.checkpoint import CheckpointError
 from segue_model.fingerprint import fingerprint
 from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
+from segue_model.runner.native import NativeUnavailable
 from segue_server.admin import Admin
 from segue_server.aliases import Aliased
 from segue_server.config import ConfigError, ServerConfig
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
-from segue_server.errors import Draining
+from segue_server.errors import Draining, SegueError
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_admin_server, build_server
 from segue_server.ledger.gate import LedgerGate
 from segue_server.ledger.journal import Journal
+from segue_server.ledger.schema import LedgerError
 from segue_server.ledger.store import LedgerStore, open_ledger
 from segue_server.metrics import Build, SegueCollector
 from segue_server.mover import Offload
@@ -43,6 +49,9 @@ from segue_server.views import Limits
 log = logging.getLogger(__name__)
 
 DRAIN_NOTICE = 0.5  # seconds between NOT_SERVING and the end of new work, for balancers that watch
+
+# What `run` raises for a reason that whoever starts the server can mend.
+CANNOT_START: Final = (CheckpointError, LedgerError, NativeUnavailable, SegueError, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +77,14 @@ class Running:
 def load(config: ServerConfig) -> tuple[ServedModel, Runner]:
     """The model and what computes it. Raises CheckpointError and what `make_runner` raises."""
     path = config.model or find_embedded_model()
-    checkpoint = load_checkpoint(path)
-    runner, kv_dtype = make_runner(config, checkpoint)
+    with ThreadPoolExecutor(1) as beside:  # hashing leaves the interpreter to others
+        digest = beside.submit(fingerprint, path)
+        checkpoint = load_checkpoint(path)
+        runner, kv_dtype = make_runner(config, checkpoint)
     limit = checkpoint.config.max_context_tokens
     served = ServedModel.of(
         checkpoint,
-        fingerprint=fingerprint(path),
+        fingerprint=digest.result(),
         kv_dtype=kv_dtype,
         kv_bytes_per_token=runner.page_bytes // PAGE_TOKENS,
         max_context_tokens=min(limit, config.max_context_tokens or limit),
@@ -193,7 +204,11 @@ async def _serving(
 
 
 async def run(config: ServerConfig) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code, 1 if the engine failed."""
+    """Serve until SIGTERM or SIGINT; returns the exit code, 1 if the engine failed.
+
+    Once it serves, garbage is looked for, but not among what a start leaves behind for good: a pass over all of that
+    would hold every stream for a tenth of a second.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -202,6 +217,8 @@ async def run(config: ServerConfig) -> int:
         ports = running.ports
         model = running.service.model_info()
         kv = running.service.limits.kv_budget_bytes
+        gc.freeze()
+        gc.enable()
         log.info("serving %s on %s:%d", model.model_id, config.host, ports.grpc)
         log.info("metrics on http://%s:%d/metrics", config.metrics_host, ports.metrics)
         log.info("admin on 127.0.0.1:%d", ports.admin)

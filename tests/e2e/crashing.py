@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import segue_server.app  # noqa: F401 - `main` imports it when it runs; here it is to be preloaded
 from segue_client import Client, Finished, Session, SessionTokens, Tokens, TurnOptions, Unavailable
 from segue_server.__main__ import main
 
