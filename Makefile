@@ -43,7 +43,7 @@ tools: ## Install what some tests compare with (prometheus, nginx, g++), where t
 	@.ci/tools || echo "Installing test tools failed: the tests that need them skip." >&2
 
 test: $(DEV) tools ## Run the tests in two processes; ARGS="-k name -x", ARGS="-n 0 -s" to see their figures
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: $(DEV) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak -s $(ARGS)
