@@ -152,9 +152,10 @@ SEGUE_API void segue_destroy(Runner* runner) { delete runner; }
 SEGUE_API int segue_set_matrix(Runner* runner, int32_t slot, int32_t layer, int32_t stored, int32_t rounding,
                                const uint8_t* rows, int32_t count, int32_t cols) {
   return segue::guarded([&] {
-    runner->model.matrix(static_cast<segue::Slot>(slot), layer) =
-        segue::pack(runner->model.arena, static_cast<segue::Stored>(stored), static_cast<segue::Rounding>(rounding),
-                    rows, count, cols);
+    segue::Model& model = runner->model;
+    model.matrix(static_cast<segue::Slot>(slot), layer) =
+        segue::pack(model.pool, model.arena, static_cast<segue::Stored>(stored),
+                    static_cast<segue::Rounding>(rounding), rows, count, cols);
   });
 }
 

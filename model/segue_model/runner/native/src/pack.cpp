@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "half.h"
 
@@ -26,17 +27,28 @@ struct Place {
   int byte, shift;
 };
 
-Place place_of(const Matrix& matrix, int lane, int i) {
-  if (!matrix.for_matrix_unit()) return {i % 16 / 4 * 64 + lane * 4 + i % 4, i / 16 * 4};
+template <bool kForMatrixUnit>
+constexpr Place place_of(int lane, int i) {
+  if (!kForMatrixUnit) return {i % 16 / 4 * 64 + lane * 4 + i % 4, i / 16 * 4};
   const int in_word = i / 2 % 4;
   return {i / 8 * 64 + lane * 4 + i % 2 * 2 + in_word / 2, in_word % 2 * 4};
 }
 
-void put_nibbles(const Matrix& matrix, uint8_t* block, int lane, const uint8_t codes[kGroup]) {
-  for (int i = 0; i < kGroup; i++) {
-    const Place place = place_of(matrix, lane, i);
+Place place_of(const Matrix& matrix, int lane, int i) {
+  return matrix.for_matrix_unit() ? place_of<true>(lane, i) : place_of<false>(lane, i);
+}
+
+template <bool kForMatrixUnit>
+void put_nibbles_at(uint8_t* block, int lane, const uint8_t codes[kGroup]) {
+  SEGUE_UNROLL for (int i = 0; i < kGroup; i++) {
+    const Place place = place_of<kForMatrixUnit>(lane, i);
     block[place.byte] = static_cast<uint8_t>(block[place.byte] | codes[i] << place.shift);
   }
+}
+
+void put_nibbles(const Matrix& matrix, uint8_t* block, int lane, const uint8_t codes[kGroup]) {
+  if (matrix.for_matrix_unit()) return put_nibbles_at<true>(block, lane, codes);
+  put_nibbles_at<false>(block, lane, codes);
 }
 
 void put_bytes(uint8_t* block, int lane, const uint8_t codes[kGroup], int shift) {
@@ -140,9 +152,28 @@ Matrix shaped(Form form, int rows, int cols) {
   return matrix;
 }
 
+// Calls visit(row, index) for every group of a matrix. A pair of tiles is one thread's: no two write to one block.
+template <class Visit>
+class EachGroup final : public Task {
+ public:
+  EachGroup(Pool& pool, const Matrix& matrix, const Visit& visit) : pool_(pool), matrix_(matrix), visit_(visit) {}
+  void work(int) override {
+    pool_.share(matrix_.pairs, [&](int begin, int end) {
+      const int last = std::min(end * kPairRows, matrix_.rows);
+      for (int row = begin * kPairRows; row < last; row++)
+        for (int index = 0; index < matrix_.groups; index++) visit_(row, index);
+    });
+  }
+
+ private:
+  Pool& pool_;
+  const Matrix& matrix_;
+  const Visit& visit_;
+};
+
 }  // namespace
 
-Matrix pack(Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows, int count, int cols) {
+Matrix pack(Pool& pool, Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows, int count, int cols) {
   Matrix matrix = shaped(form_of(stored, rounding), count, cols);
   matrix.data = arena.take<uint8_t>(matrix.pair_bytes * matrix.pairs);
   const size_t stride = row_bytes(stored, cols);
@@ -152,9 +183,9 @@ Matrix pack(Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows,
     float_group(stored, rows + row * stride, cols, index, values);
     return rounded_group(rounding, values);
   };
-  const auto each_group = [&](auto visit) {
-    for (int row = 0; row < count; row++)
-      for (int index = 0; index < matrix.groups; index++) visit(row, index);
+  const auto each_group = [&](const auto& visit) {
+    EachGroup task(pool, matrix, visit);
+    pool.run(task);
   };
   if (matrix.form == Form::Bf16) {
     each_group([&](int row, int index) {
@@ -165,9 +196,12 @@ Matrix pack(Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows,
     return matrix;
   }
   if (matrix.for_matrix_unit()) {
-    float highest = 0;
-    each_group([&](int row, int index) { highest = std::fmax(highest, reach(group_of(row, index))); });
-    matrix.exponent = exponent_above(highest);
+    std::vector<float> highest(matrix.pairs);
+    each_group([&](int row, int index) {
+      float& of_pair = highest[row / kPairRows];
+      of_pair = std::fmax(of_pair, reach(group_of(row, index)));
+    });
+    matrix.exponent = exponent_above(*std::max_element(highest.begin(), highest.end()));
   }
   each_group([&](int row, int index) { put_group(matrix, row, index, group_of(row, index)); });
   return matrix;
