@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def main() -> int:
     results = Results.read(file) if options.add and file.is_file() else Results.of_this_machine(options.threads)
     store = Store(cache_folder() / "models")
     contest = Contest(options, store, results)
-    for system in systems(options, store, peers_folder, results):
+    for system in wanted(options, dict(systems(options, store, peers_folder, results))):
         contest.enter(system)
     asyncio.run(contest.run())
     report.show(results, Console())
@@ -54,8 +54,15 @@ def main() -> int:
     return 0
 
 
-def systems(options: argparse.Namespace, store: Store, folder: Path, results: Results) -> Iterator[System]:
-    """Those that are installed and asked for; why others are missing goes into the results."""
+def wanted(options: argparse.Namespace, installed: Mapping[str, System]) -> list[System]:
+    """Raises SystemExit for one that is asked for and not there."""
+    if unknown := [name for name in options.systems if name not in installed]:
+        raise SystemExit(f"--systems: no {', '.join(unknown)} here; there are {', '.join(installed)}")
+    return [installed[name] for name in options.systems or installed]
+
+
+def systems(options: argparse.Namespace, store: Store, folder: Path, results: Results) -> Iterator[tuple[str, System]]:
+    """Those that are installed, by name; why others are missing goes into the results."""
     peers = installation.find(folder)
     for name, makes in BY_PEER.items():
         if name != "segue" and name not in peers:
@@ -71,7 +78,7 @@ def systems(options: argparse.Namespace, store: Store, folder: Path, results: Re
             if not options.systems or system.name in options.systems:
                 versions = peers[name].versions if name in peers else "this tree"
                 results.systems[system.name] = f"{system.shown}; {versions}"
-                yield system
+            yield system.name, system
 
 
 class Contest:
