@@ -21,7 +21,7 @@ def main() -> int:
         model = client.model_info()
         print(f"serving {model.model_id}: {model.parameter_count / 1e6:.1f} M parameters, {model.weight_dtype},")
         print(f"{model.kv_bytes_per_token:,} bytes of KV a token, ready after {time.monotonic() - began:.1f} s\n")
-        session = client.create_session(system="You are a helpful assistant.")
+        session = client.create_session(system="You are a helpful AI assistant.")
         print(f"session {session.id} holds a system prompt of {session.position} tokens\n")
         for question in QUESTIONS:
             converse(session, question)
