@@ -7,6 +7,7 @@ import heapq
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from segue_server.errors import (
@@ -208,6 +209,7 @@ class SessionRegistry:
 
     def __init__(self, *, max_sessions: int, tombstone_ttl: float) -> None:
         self._sessions: dict[str, Session] = {}
+        self._reserved: set[str] = set()  # ids of sessions that are being made
         self._tombstones: dict[str, float] = {}  # session id -> when it expired
         self._max_sessions = max_sessions
         self._tombstone_ttl = tombstone_ttl
@@ -220,9 +222,8 @@ class SessionRegistry:
 
     def open(self, session: Session) -> None:
         """Raises SessionExists or SessionLimit."""
-        if session.session_id in self._sessions:
-            raise SessionExists(session.session_id, f"session {session.session_id!r} exists already")
-        if len(self._sessions) >= self._max_sessions:
+        self._check_id(session.session_id)
+        if len(self._sessions) + len(self._reserved) >= self._max_sessions:
             raise SessionLimit(f"{self._max_sessions} sessions are open, and that is the limit")
         self._tombstones.pop(session.session_id, None)
         self._sessions[session.session_id] = session
@@ -230,10 +231,23 @@ class SessionRegistry:
     def check_room(self, session_ids: Sequence[str]) -> None:
         """Could these sessions be opened now? Raises SessionExists or SessionLimit."""
         for session_id in session_ids:
-            if session_id in self._sessions:
-                raise SessionExists(session_id, f"session {session_id!r} exists already")
-        if len(self._sessions) + len(session_ids) > self._max_sessions:
+            self._check_id(session_id)
+        if len(self._sessions) + len(self._reserved) + len(session_ids) > self._max_sessions:
             raise SessionLimit(f"{self._max_sessions} sessions at most, {len(self._sessions)} are open")
+
+    @contextmanager
+    def reserved(self, session_ids: Sequence[str]) -> Iterator[None]:
+        """Nobody else opens these sessions while they are being made. Raises SessionExists or SessionLimit."""
+        self.check_room(session_ids)
+        self._reserved.update(session_ids)
+        try:
+            yield
+        finally:
+            self._reserved.difference_update(session_ids)
+
+    def _check_id(self, session_id: str) -> None:
+        if session_id in self._sessions or session_id in self._reserved:
+            raise SessionExists(session_id, f"session {session_id!r} exists already")
 
     def get(self, session_id: str) -> Session:
         """Raises SessionNotFound, or SessionExpired while the tombstone stands."""

@@ -24,6 +24,7 @@ from segue_server.errors import (
     PositionBeyondEnd,
     SegueError,
     SessionBusy,
+    SessionExists,
     SessionExpired,
     SessionNotFound,
 )
@@ -659,3 +660,48 @@ async def test_rejected_and_slid_sessions(serve: Serve) -> None:
             await anext(aiter(turn))
             with pytest.raises(SessionBusy):
                 await score(bench, [1])
+
+
+# Forks that are not waited for
+
+
+async def test_a_fork_whose_caller_goes_leaves_nothing(serve: Serve) -> None:
+    """Cancelled while the engine makes the children: they are neither in the registry nor in the pool."""
+    async with serve() as bench:
+        await bench.create()
+        await bench.ask(range(40), max_tokens=3)
+        bench.gate.shut()
+        async with bench.turn([1], "", max_tokens=2) as other:
+            await bench.gate.wait_reached()
+            fork = asyncio.create_task(bench.service.fork_session(ForkSessionRequest(session_id="chat-1", count=3)))
+            await asyncio.sleep(0.01)
+            fork.cancel()
+            await asyncio.wait([fork])
+            bench.gate.open()
+            async for _ in other:
+                pass
+        await bench.check()
+        assert len(bench.engine.holdings.sequences) == 1
+
+
+async def test_the_ids_of_a_fork_are_taken_while_it_is_made(serve: Serve) -> None:
+    """Whoever wants one meanwhile is refused, and the children are whole."""
+    async with serve() as bench:
+        await bench.create()
+        await bench.ask(range(40), max_tokens=3)
+        request = ForkSessionRequest(session_id="chat-1", new_session_id="child")
+        bench.gate.shut()
+        async with bench.turn([1], "", max_tokens=2) as other:
+            await bench.gate.wait_reached()
+            fork = asyncio.create_task(bench.service.fork_session(request))
+            await asyncio.sleep(0.01)
+            with pytest.raises(SessionExists):
+                await bench.create("child")
+            with pytest.raises(SessionExists):
+                await bench.service.fork_session(request)
+            bench.gate.open()
+            async for _ in other:
+                pass
+        (child,) = await fork
+        assert child.position == len(bench.ledger("child")) == 43
+        await bench.check()

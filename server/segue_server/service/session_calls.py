@@ -1,5 +1,6 @@
 """Sessions: create, look at, fork, update, rewind, read, watch, delete."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -120,23 +121,10 @@ class SessionCalls(TurnCalls):
             return self._forked_before(request, known)
         parent = self._sessions.get(request.session_id)
         ids = fork_ids(request)
-        with self._limit_counted():
-            self._sessions.check_room(ids)
-        settings = self._clamped(request.settings.over(parent.settings))
-        self._check_pins(settings, count=len(ids))
-        fork = partial(
-            self._engine.engine.fork,
-            *(parent.session_id, ids, request.position),
-            priority=settings.priority or 0,
-            pinned=bool(settings.pinned),
-            salt=settings.cache_salt,
-        )
-        try:
-            children = await self._engine.commit(lambda: self._forked_at(parent, ids, settings, fork()))
-        except LedgerUnavailable:
-            for unborn in ids:
-                self._engine.post(partial(self._engine.engine.close, unborn))
-            raise
+        with self._limit_counted(), self._sessions.reserved(ids):
+            settings = self._clamped(request.settings.over(parent.settings))
+            self._check_pins(settings, count=len(ids))
+            children = await self._make_forks(parent, ids, settings, request.position)
         for child in children:
             self._sessions.open(child)
             self.stats.sessions_opened.add("fork")
@@ -224,6 +212,25 @@ class SessionCalls(TurnCalls):
         if known.request != request:
             raise RequestIdReused(f"request id {request.request_id!r} came before with other content")
         return tuple(self._view(self._sessions.get(child)) for child in known.children)
+
+    async def _make_forks(
+        self, parent: Session, ids: Sequence[str], settings: SessionSettings, position: int | None
+    ) -> list[Session]:
+        """In the engine and in the ledger; in neither when the ledger fails or the caller goes."""
+        fork = partial(
+            self._engine.engine.fork,
+            *(parent.session_id, ids, position),
+            priority=settings.priority or 0,
+            pinned=bool(settings.pinned),
+            salt=settings.cache_salt,
+        )
+        try:
+            return await self._engine.commit(lambda: self._forked_at(parent, ids, settings, fork()))
+        except (LedgerUnavailable, asyncio.CancelledError):
+            for unborn in ids:
+                self._engine.post(partial(self._engine.engine.close, unborn))
+            self._engine.note(*(records.SessionDeleted(unborn) for unborn in ids))
+            raise
 
     def _forked_at(
         self, parent: Session, ids: Sequence[str], settings: SessionSettings, position: int
