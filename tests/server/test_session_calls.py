@@ -662,6 +662,27 @@ async def test_rejected_and_slid_sessions(serve: Serve) -> None:
                 await score(bench, [1])
 
 
+async def test_scoring_that_a_drain_meets_leaves_no_fork(serve: Serve) -> None:
+    """The drain begins between the fork that nobody sees and its turn, which is refused."""
+    async with serve() as bench:
+        await bench.create()
+        await bench.ask(range(40), max_tokens=3)
+        bench.gate.shut()
+        async with bench.turn([1], "", max_tokens=2) as other:
+            await bench.gate.wait_reached()
+            scoring = asyncio.create_task(score(bench, [1, 2]))
+            await asyncio.sleep(0.01)
+            drain = asyncio.create_task(bench.service.drain(5.0))
+            await asyncio.sleep(0.01)
+            bench.gate.open()
+            async for _ in other:
+                pass
+        with pytest.raises(Draining):
+            await scoring
+        await drain
+        await bench.until(lambda: len(bench.engine.holdings.sequences) == 1)
+
+
 # Forks that are not waited for
 
 

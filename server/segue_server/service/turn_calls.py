@@ -178,9 +178,13 @@ class TurnCalls(ServiceBase):
         turn = AppendRequest(session_id=child.session_id, input=tokens, output=output)
         logprobs: list[TokenLogprob] = []
         position = child.position
-        async with self.append(turn, caller=caller, time_remaining=time_remaining, origin=origin) as events:
-            async for _, event in events:
-                logprobs += event.prompt_logprobs if isinstance(event, Prefill) else ()
+        try:
+            async with self.append(turn, caller=caller, time_remaining=time_remaining, origin=origin) as events:
+                async for _, event in events:
+                    logprobs += event.prompt_logprobs if isinstance(event, Prefill) else ()
+        except BaseException:
+            self._forget(child)  # its turn may not have begun, and then has no end that would do it
+            raise
         return Scores(tuple(logprobs), position)
 
     async def estimate(self, request: GenerateRequest, *, caller: str) -> Estimate:
