@@ -139,7 +139,7 @@ class Jobs:
         """End a turn with Finished. `policy` is for ends that did not come by themselves."""
         if text is None and job.spec.text and (rest := job.spec.text.finish()):
             self.emit(job.spec.sink, Tokens(len(job.sequence.tokens), (), rest))
-        self._leave(job, policy, reason, cancelled=reason in (FinishReason.CANCELLED, FinishReason.DRAINING))
+        self._leave(job, policy, reason, cancelled=reason.cut_short)
         self._accounts.turn_ended(job, reason)
         self.emit(
             job.spec.sink,

@@ -40,7 +40,6 @@ def report_of(turn: ActiveTurn, end: Finished | Failed, *, now: float) -> TurnRe
         reason, error = FinishReason.ERROR, end.error.reason
     else:
         reason, error = end.finish_reason, ""
-    cut_short = reason in (FinishReason.CANCELLED, FinishReason.DRAINING)
     return TurnReport(
         request_id=turn.request_id,
         session_id=turn.session.session_id,
@@ -48,7 +47,7 @@ def report_of(turn: ActiveTurn, end: Finished | Failed, *, now: float) -> TurnRe
         position=end.position,
         finish_reason=reason,
         error=error,
-        cause=(turn.cause or CancelCause.SLOW_CLIENT).value if cut_short else "",
+        cause=(turn.cause or CancelCause.SLOW_CLIENT).value if reason.cut_short else "",
         usage=end.usage,
         timings=end.timings,
         total=now - turn.claim.arrival,

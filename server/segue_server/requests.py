@@ -45,6 +45,11 @@ class FinishReason(Enum):
     DRAINING = 9
     ERROR = 10
 
+    @property
+    def cut_short(self) -> bool:
+        """Somebody ended the turn before its time: its caller, or the server that stops."""
+        return self in (FinishReason.CANCELLED, FinishReason.DRAINING)
+
 
 class CancelCause(Enum):
     """Who ended a turn before its time; values are metric labels."""

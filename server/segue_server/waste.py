@@ -1,10 +1,7 @@
 """What a turn that was cut short has cost for nothing. What its commit policy took back is counted by the engine."""
 
 from segue_server.events import Finished, Tokens
-from segue_server.requests import FinishReason
 from segue_server.sessions import ActiveTurn
-
-CUT_SHORT = (FinishReason.CANCELLED, FinishReason.DRAINING)
 
 
 def reason_of(turn: ActiveTurn) -> str:
@@ -18,7 +15,7 @@ def wasted_tokens(turn: ActiveTurn, end: Finished) -> int:
     Sampled ones that no reader took; and the computed prompt, where not one token was taken and no session keeps its
     KV. Whoever attaches later still finds the tokens, but by then they have been counted.
     """
-    if end.finish_reason not in CUT_SHORT:
+    if not end.finish_reason.cut_short:
         return 0
     left = [event for event in turn.stream.left if isinstance(event, Tokens)]
     unread = sum(max(0, min(len(event.token_ids), end.position - event.position)) for event in left)
