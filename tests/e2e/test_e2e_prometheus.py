@@ -67,8 +67,11 @@ class Prometheus:
         wait_until(lambda: self.value('timestamp(up{job="segue"}) and up == 1') > now, "a scrape", PATIENCE)
 
     def drawn(self, expr: str) -> list[float]:
-        """The points of a panel since the server started; those that are no number are left out, as Grafana does."""
-        found = self.get("query_range", query=expr, start=self.began, end=time.time(), step=1)["result"]
+        """The points of a panel since the server started; those that are no number are left out, as Grafana does.
+
+        The last point lies after the last scrape, wherever between two points that fell.
+        """
+        found = self.get("query_range", query=expr, start=self.began, end=time.time() + 1, step=1)["result"]
         values = [float(value) for series in found for _, value in series["values"]]
         return [value for value in values if math.isfinite(value)]
 

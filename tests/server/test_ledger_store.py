@@ -112,6 +112,13 @@ class Model:
         del self.tokens[position:]
         self.turns = turns_until(self.turns, position)
 
+    def history(self) -> list[TurnRecord]:
+        """The turns, the open one included as far as it has come: what a fork takes along."""
+        if not (began := self.began):
+            return list(self.turns)
+        generated, end = began.start + len(began.prompt), len(self.tokens)
+        return [*self.turns, TurnRecord(began.request_id, began.start, generated, end, FinishReason.CANCELLED)]
+
     def slide(self, keep: int, drop: int) -> None:
         drop = max(0, min(drop, len(self.tokens) - keep))
         del self.tokens[keep : keep + drop]
@@ -260,7 +267,7 @@ class LedgerMachine(RuleBasedStateMachine):
             parent_id, parent = picked
             position = max(0, len(parent.tokens) - back)
             record = created(child_id, create_time=self.now)
-            child = Model(record, tokens=list(parent.tokens), turns=list(parent.turns), parent=(parent_id, position))
+            child = Model(record, tokens=list(parent.tokens), turns=parent.history(), parent=(parent_id, position))
             child.cut(position)
             self.sessions[child_id] = child
             self.tombstones.pop(child_id, None)
