@@ -73,7 +73,7 @@ def all_logits(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype,
     pages = range(-(-len(ledger) // PAGE_TOKENS))
     runner = TorchRunner(checkpoint.config, checkpoint.weights, num_pages=len(pages), device=device, dtype=dtype)
     rows = [runner.forward([Slice([token], i, pages)])[0] for i, token in enumerate(ledger)]
-    return torch.cat([row for row in rows if row is not None])
+    return torch.cat([torch.from_numpy(row) for row in rows if row is not None])
 
 
 def copy_bandwidth(device: torch.device) -> float:

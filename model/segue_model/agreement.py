@@ -28,7 +28,7 @@ def window_logits(runner: Runner, tokens: Sequence[int], window: int = 1024) -> 
     for start in range(0, len(tokens), window):
         (logits,) = runner.forward([Slice(tokens[start : start + window], 0, range(pages), Want.ALL)])
         if logits is not None:
-            yield logits
+            yield torch.from_numpy(logits)
 
 
 def agreement(reference: Iterator[torch.Tensor], logits: Iterator[torch.Tensor]) -> Agreement:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-import torch
-
+from segue_model.arrays import Logits
 from segue_model.sampling import Sampled, TokenLogprob, token_logprobs
 from segue_server.accountant import Accountant
 from segue_server.events import Prefill, Tokens
@@ -23,7 +22,7 @@ class Answers:
         self._accounts = accounts
         self._clock = clock
 
-    def update(self, plan: Plan, logits: Seq[torch.Tensor | None], drawn: dict[str, Sampled]) -> None:
+    def update(self, plan: Plan, logits: Seq[Logits | None], drawn: dict[str, Sampled]) -> None:
         """`logits` by the plan's work, `drawn` by request id; a turn that no token could be drawn for has left."""
         now = self._clock()
         for work, out in zip(plan.work, logits, strict=True):
@@ -37,7 +36,7 @@ class Answers:
             elif not job.spec.samples and not work.sequence.remaining:
                 self._jobs.finish(job, FinishReason.MAX_TOKENS)
 
-    def _report_prefill(self, job: Job, work: Work, out: torch.Tensor | None) -> None:
+    def _report_prefill(self, job: Job, work: Work, out: Logits | None) -> None:
         """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due.
 
         What is computed again after a preemption has been reported before.
@@ -51,7 +50,7 @@ class Answers:
             base = job.turn.prompt_end - job.usage.computed_tokens
             self._jobs.emit(job.spec.sink, Prefill(done - base, job.usage.computed_tokens, logprobs))
 
-    def _prompt_logprobs(self, job: Job, work: Work, out: torch.Tensor | None) -> tuple[TokenLogprob, ...]:
+    def _prompt_logprobs(self, job: Job, work: Work, out: Logits | None) -> tuple[TokenLogprob, ...]:
         """Logprobs of the prompt tokens that follow a position of this chunk; the row of p - 1 tells about token p."""
         if not job.spec.prompt_logprobs or out is None:
             return ()

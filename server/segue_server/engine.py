@@ -10,8 +10,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-import torch
-
+from segue_model.arrays import Logits
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.sampling import Sampled, SampleRequest, SamplingError, sample
 from segue_server.accountant import Accountant
@@ -193,7 +192,7 @@ class Engine:
         for sequence in plan.preempted:
             log.info("turn %s gave way: the pool is short", self.jobs.of(sequence).spec.request_id)
 
-    def _forward(self, plan: Plan) -> list[torch.Tensor | None]:
+    def _forward(self, plan: Plan) -> list[Logits | None]:
         began = self.clock()
         if plan.copies:
             self.runner.copy_pages(plan.copies)
@@ -207,10 +206,10 @@ class Engine:
         self._accounts.step(plan, self.clock() - began)
         return logits
 
-    def _sample(self, plan: Plan, logits: Seq[torch.Tensor | None]) -> dict[str, Sampled]:
+    def _sample(self, plan: Plan, logits: Seq[Logits | None]) -> dict[str, Sampled]:
         """Draw the next token of each sequence whose last token has just been computed."""
         began = self.clock()
-        rows: list[torch.Tensor] = []
+        rows: list[Logits] = []
         requests: list[SampleRequest] = []
         jobs: list[Job] = []
         for work, out in zip(plan.work, logits, strict=True):
@@ -232,7 +231,7 @@ class Engine:
             if not isinstance(token, SamplingError)
         }
 
-    def _draw(self, row: torch.Tensor, request: SampleRequest) -> Sampled | SamplingError:
+    def _draw(self, row: Logits, request: SampleRequest) -> Sampled | SamplingError:
         """One token. Row by row: putting rows together copies the vocabulary, and one that nothing can be drawn from
         is the fault of its own request, not of the others."""
         try:

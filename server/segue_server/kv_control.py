@@ -7,8 +7,7 @@ turn; its caller sees to that, and this looks again.
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
-
+from segue_model.arrays import Floats
 from segue_model.paging import PAGE_TOKENS
 from segue_server.cache.segments import Tier
 from segue_server.cache.session import pages_for
@@ -161,7 +160,7 @@ class KvControl:
         sequence.private = private
         sequence.lost_by = "mismatch" if mismatch else "restarted"
 
-    def adopt(self, session_id: str, start: int, kv: torch.Tensor) -> bool:
+    def adopt(self, session_id: str, start: int, kv: Floats) -> bool:
         """Take in up to a segment of KV from elsewhere, in order from 0 on. False: there is no room for it.
 
         Into the pool while pages are free, else into a tier below it, else into the pool in place of idle KV.

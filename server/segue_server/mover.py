@@ -5,8 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from segue_model.arrays import Floats
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
 from segue_model.runner.kv_store import KvDirectory, KvStore, canonical_token_bytes
@@ -50,7 +49,7 @@ class Offload:
 class Block:
     """Up to a segment of KV."""
 
-    kv: torch.Tensor | None  # canonical, not to be changed; None: it is in the file of `key`
+    kv: Floats | None  # canonical, not to be changed; None: it is in the file of `key`
     key: SegmentKey | None
     tokens: int
 

@@ -19,8 +19,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import torch
+import numpy as np
 
+from segue_model.arrays import BFLOAT16, Floats
 from segue_server.errors import FieldInvalid, FieldViolation, SnapshotCorrupt, SnapshotIncompatible
 from segue_server.ledger.records import Record, TokensAppended, TurnBegan, TurnEnded
 from segue_server.requests import FinishReason, SessionSettings
@@ -35,7 +36,7 @@ MAX_TURNS = 100_000
 MAX_SHAPE = 1 << 16  # of layers, heads and head size: far beyond every model, far below what overflows
 TOKEN_ID_BYTES = 4
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class ImportRequest:
 
 
 SnapshotPart = SnapshotHeader | bytes | SnapshotTrailer
-ReadBlock = Callable[[int], Awaitable[torch.Tensor]]  # positions from `start` on -> canonical KV of up to a block
+ReadBlock = Callable[[int], Awaitable[Floats]]  # positions from `start` on -> canonical KV of up to a block
 
 
 # Out
@@ -103,7 +104,7 @@ async def _pieces(header: SnapshotHeader, tokens: Sequence[int], block: ReadBloc
         yield memoryview(_little_endian(array("i", tokens)).tobytes())
     for start in range(0, header.cached_tokens, BLOCK_TOKENS):
         kv = await block(start)
-        yield kv.contiguous().view(-1).view(torch.uint8).numpy().data
+        yield np.ascontiguousarray(kv).reshape(-1).view(np.uint8).data
 
 
 async def _chunks(pieces: AsyncIterator[memoryview]) -> AsyncIterator[bytes]:
@@ -191,16 +192,16 @@ class KvFile:
         self._file = file
         self._header = header
 
-    def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def blocks(self) -> Iterator[tuple[int, Floats]]:
         """(start, canonical KV). Raises FieldInvalid when it holds what no model computes."""
         header, shape = self._header, self._header.kv
         self._file.seek(header.position * TOKEN_ID_BYTES)
         for start in range(0, header.cached_tokens, BLOCK_TOKENS):
             tokens = min(BLOCK_TOKENS, header.cached_tokens - start)
             data = bytearray(self._file.read(tokens * shape.token_bytes))
-            flat = torch.frombuffer(data, dtype=_DTYPES[shape.dtype])
-            kv = flat.view(2, shape.layers, shape.kv_heads, tokens, shape.head_dim)
-            if not bool(torch.isfinite(kv).all()):
+            flat: Floats = np.frombuffer(data, _DTYPES[shape.dtype])
+            kv = flat.reshape(2, shape.layers, shape.kv_heads, tokens, shape.head_dim)
+            if not np.isfinite(kv).all():
                 raise FieldInvalid.one("chunk", f"KV from position {start} on holds values that are not finite")
             yield start, kv
 

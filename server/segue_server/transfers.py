@@ -10,8 +10,9 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
-import torch
+import numpy as np
 
+from segue_model.arrays import Floats
 from segue_server import snapshots
 from segue_server.cache.segments import Tier
 from segue_server.engine_thread import EngineThread
@@ -22,7 +23,7 @@ from segue_server.served import ServedModel
 from segue_server.sessions import Session
 from segue_server.snapshots import BLOCK_TOKENS, FORMAT_VERSION, KvShape, Received, SnapshotHeader, SnapshotPart
 
-SegmentReader = Callable[[int], Awaitable[torch.Tensor]]  # from its first position, a multiple of a segment
+SegmentReader = Callable[[int], Awaitable[Floats]]  # from its first position, a multiple of a segment
 DISK_POLL = 0.002  # seconds between two looks for what is being read from disk
 
 
@@ -91,7 +92,7 @@ class Transfers:
             turns=session.spans(session.position),
         )
 
-    async def _segment(self, guarded: Guarded, start: int) -> torch.Tensor:
+    async def _segment(self, guarded: Guarded, start: int) -> Floats:
         block = await self._engine.call(partial(self._control.read, guarded, start))
         kv = block.kv if block else None
         if block and kv is None and block.key is not None:
@@ -128,26 +129,25 @@ class Transfers:
         blocks = kv.blocks()
         size = self._engine.engine.holdings.tiers.segment_tokens
         while (block := await asyncio.to_thread(next, blocks, None)) is not None:
-            start, tensor = block
-            for offset in range(0, tensor.shape[3], size):
-                part = tensor[:, :, :, offset : offset + size].contiguous()
+            start, whole = block
+            for offset in range(0, whole.shape[3], size):
+                part = np.ascontiguousarray(whole[:, :, :, offset : offset + size])
                 if not await self._engine.call(partial(self._control.adopt, session_id, start + offset, part)):
                     return
 
 
-async def _block(segment: SegmentReader, cached: int, start: int) -> torch.Tensor:
+async def _block(segment: SegmentReader, cached: int, start: int) -> Floats:
     """Positions `start` .. `start + BLOCK_TOKENS - 1`, as far as there are so many."""
-    parts: list[torch.Tensor] = []
+    parts: list[Floats] = []
     at, end = start, min(start + BLOCK_TOKENS, cached)
     while at < end:
         kv = await segment(at)
         parts.append(kv[:, :, :, : end - at])
         at += parts[-1].shape[3]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=3)
 
 
 def _shape_of(engine: EngineThread) -> KvShape:
     runner = engine.engine.runner
     config = runner.config
-    dtype = str(runner.export_pages((), 0).dtype).removeprefix("torch.")
-    return KvShape(dtype, config.layers, config.kv_heads, config.head_dim)
+    return KvShape(runner.export_pages((), 0).dtype.name, config.layers, config.kv_heads, config.head_dim)

@@ -1,12 +1,13 @@
-"""Tensors in host memory and in files: the same bits back, private files, and damage that is found out."""
+"""Arrays in host memory and in files: the same bits back, private files, and damage that is found out."""
 
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
+from segue_model.arrays import BFLOAT16, Floats
 from segue_model.runner.kv_store import KvDirectory, KvStore
 
 
@@ -18,8 +19,11 @@ def store(tmp_path: Path):
     assert not list((tmp_path / "kv").iterdir()), "files outlive the store"
 
 
-def tensor(seed: int = 0, tokens: int = 20, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(2, 3, 2, tokens, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
+FLOAT32 = np.dtype(np.float32)
+
+
+def array(seed: int = 0, tokens: int = 20, dtype: np.dtype[np.floating] = FLOAT32) -> Floats:
+    return np.random.default_rng(seed).standard_normal((2, 3, 2, tokens, 8)).astype(dtype)
 
 
 def the_file(tmp_path: Path) -> Path:
@@ -27,38 +31,38 @@ def the_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tensor_comes_back_from_disk_bit_for_bit(store: KvStore, dtype: torch.dtype) -> None:
-    store.put(1, tensor(dtype=dtype))
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_an_array_comes_back_from_disk_bit_for_bit(store: KvStore, dtype: np.dtype[np.floating]) -> None:
+    store.put(1, array(dtype=dtype))
     store.to_disk(1)
     store.settle()
     assert store.get(1) is None, "still in memory"
     assert store.host_bytes == 0
-    assert store.disk_bytes == tensor(dtype=dtype).nbytes
+    assert store.disk_bytes == array(dtype=dtype).nbytes
     found = store.load(1)
     assert found is not None
     assert found.dtype == dtype
-    assert torch.equal(found, tensor(dtype=dtype))
+    assert np.array_equal(found, array(dtype=dtype))
 
 
 def test_reading_ahead_tells_when_it_is_there_and_can_be_called_off(store: KvStore) -> None:
     for key in (1, 2):
-        store.put(key, tensor(key))
+        store.put(key, array(key))
         store.to_disk(key)
         store.read_ahead(key)
     store.settle()
     news = store.take_news()
     assert (news.arrived, news.failed) == ([1, 2], [])
     assert [t.to_disk for t in news.transfers] == [True, False, True, False]
-    assert sum(t.size for t in news.transfers) == 4 * tensor().nbytes
-    assert torch.equal(store.get(1), tensor(1))  # type: ignore[arg-type]
+    assert sum(t.size for t in news.transfers) == 4 * array().nbytes
+    assert np.array_equal(store.get(1), array(1))  # type: ignore[arg-type]
     store.unread(2)
     assert store.get(2) is None
     assert store.keys() == {1, 2}
 
 
 def test_files_are_private_and_their_names_are_not_the_callers(store: KvStore, tmp_path: Path) -> None:
-    store.put(7, tensor())
+    store.put(7, array())
     store.to_disk(7)
     store.settle()
     path = the_file(tmp_path)
@@ -70,7 +74,7 @@ def test_files_are_private_and_their_names_are_not_the_callers(store: KvStore, t
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove"])
 def test_a_damaged_file_is_lost_and_never_read_as_kv(store: KvStore, tmp_path: Path, damage: str) -> None:
-    store.put(1, tensor())
+    store.put(1, array())
     store.to_disk(1)
     store.settle()
     path = the_file(tmp_path)
@@ -92,19 +96,19 @@ def test_a_full_disk_loses_the_segment_and_nothing_else(store: KvStore, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    store.put(1, tensor())
+    store.put(1, array())
     with monkeypatch.context() as patch:
         patch.setattr("segue_model.runner.kv_store._write_file", full)
         store.to_disk(1)
         store.settle()
     assert store.take_news().failed == [1]
-    store.put(2, tensor(2))
+    store.put(2, array(2))
     store.to_disk(2)
-    assert torch.equal(store.load(2), tensor(2))  # type: ignore[arg-type]
+    assert np.array_equal(store.load(2), array(2))  # type: ignore[arg-type]
 
 
-def test_a_tensor_dropped_on_its_way_leaves_no_file(store: KvStore, tmp_path: Path) -> None:
-    store.put(1, tensor(tokens=4000))
+def test_an_array_dropped_on_its_way_leaves_no_file(store: KvStore, tmp_path: Path) -> None:
+    store.put(1, array(tokens=4000))
     store.to_disk(1)
     store.drop(1)
     store.settle()

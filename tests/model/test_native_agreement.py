@@ -116,7 +116,7 @@ def rounded(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 def logits_of(runner: Runner, tokens: list[int], pages: int = 25) -> torch.Tensor:
     (logits,) = runner.forward([Slice(tokens, 0, range(pages), Want.ALL)])
     assert logits is not None
-    return logits
+    return torch.from_numpy(logits)
 
 
 def tokens_of(config: DecoderConfig, count: int) -> list[int]:

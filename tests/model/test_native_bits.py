@@ -4,9 +4,11 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
+from segue_model.arrays import BFLOAT16
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.runner.base import Slice, Want
@@ -104,7 +106,7 @@ def text_of(seed: int, count: int = CONTEXT) -> list[int]:
 def logits_of(runner: NativeRunner, item: Slice) -> torch.Tensor:
     (logits,) = runner.forward([item])
     assert logits is not None
-    return logits
+    return torch.from_numpy(logits)
 
 
 @cache
@@ -139,8 +141,9 @@ def test_random_ragged_histories_in_shuffled_pages_give_the_same_bits(name: str,
         ]
         for i, end, item, logits in zip(live, ends, batch, runner.forward(batch) if batch else [], strict=True):
             assert logits is not None
-            assert torch.equal(logits, truth[i][end - logits.shape[0] : end]), f"sequence {i} at {item.start} .. {end}"
-            compared += logits.shape[0]
+            expected = truth[i][end - len(logits) : end]
+            assert torch.equal(torch.from_numpy(logits), expected), f"sequence {i} at {item.start} .. {end}"
+            compared += len(logits)
             computed[i] = end if chance.random() < 0.9 else chance.randint(0, end)
     assert compared > 50
 
@@ -178,7 +181,8 @@ def test_company_changes_no_bit(others: int, threads: int, weights: WeightsForma
     ]
     for i, (item, logits) in enumerate(zip(batch, runner.forward(batch), strict=True)):
         assert logits is not None
-        assert torch.equal(logits, truth[i % SEQUENCES][item.start : item.start + len(item.token_ids)])
+        expected = truth[i % SEQUENCES][item.start : item.start + len(item.token_ids)]
+        assert torch.equal(torch.from_numpy(logits), expected)
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", "float32", "int8"])
@@ -194,9 +198,10 @@ def test_a_fork_goes_on_with_the_same_bits(kv: KvDtype) -> None:
     parent, other = runner.forward(batch)
     assert parent is not None
     assert other is not None
-    assert torch.equal(parent, truth[0][at:330])
+    assert torch.equal(torch.from_numpy(parent), truth[0][at:330])
     alone = runner_of(case, threads=1)
-    assert torch.equal(other, logits_of(alone, Slice(prefix + text_of(1)[:20], 0, range(30), Want.ALL))[at:])
+    expected = logits_of(alone, Slice(prefix + text_of(1)[:20], 0, range(30), Want.ALL))[at:]
+    assert torch.equal(torch.from_numpy(other), expected)
 
 
 @pytest.mark.parametrize("kv", ["bfloat16", "float32", "int8"])
@@ -207,12 +212,12 @@ def test_exported_kv_goes_on_elsewhere_with_the_same_bits(kv: KvDtype, count: in
     table, other = list(range(40)), random.Random(0).sample(range(PAGES), 40)
     here.forward([Slice(text_of(0)[:count], 0, table, Want.NOTHING)])
     moved = here.export_pages(table, count)
-    assert moved.dtype == (torch.bfloat16 if kv == "bfloat16" else torch.float32)
+    assert moved.dtype == (BFLOAT16 if kv == "bfloat16" else np.float32)
     assert moved.shape == (2, 2, 2, count, 24)
-    assert moved.is_contiguous()
+    assert moved.flags.c_contiguous
     there.kernels.fill_pages(0xFF)
     there.import_pages(other, moved)
-    assert torch.equal(there.export_pages(other, count), moved)
+    assert np.array_equal(there.export_pages(other, count), moved)
     follow = text_of(0)[count : count + 30]
     expected = logits_of(here, Slice(follow, count, table, Want.ALL))
     assert torch.equal(logits_of(there, Slice(follow, count, other, Want.ALL)), expected)
@@ -240,5 +245,5 @@ def test_a_batch_longer_than_one_pass_gives_the_same_bits() -> None:
     assert everything is not None
     assert last is not None
     assert len(last) == 1
-    assert torch.equal(everything, truth[0])
-    assert torch.equal(last, truth[2][-1:])
+    assert torch.equal(torch.from_numpy(everything), truth[0])
+    assert torch.equal(torch.from_numpy(last), truth[2][-1:])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue_model import sampling as module
+from segue_model.arrays import Logits
 from segue_model.sampling import Sampled, SampleRequest, Sampling, SamplingError, TokenLogprob, sample, token_logprobs
 
 VOCAB = 400  # more than one block of the draw and of the nucleus search
@@ -51,11 +52,15 @@ def reference_distribution(logits: list[float], request: SampleRequest) -> list[
     return [weight[token] / mass if token in kept else 0.0 for token in range(len(scores))]
 
 
-def draw(logits: torch.Tensor, request: SampleRequest) -> int:
+def random_rows(count: int, vocab: int, *, seed: int) -> Logits:
+    return np.random.default_rng(seed).standard_normal((count, vocab), np.float32)
+
+
+def draw(logits: Logits, request: SampleRequest) -> int:
     return sample(logits[None], [request])[0].token_id
 
 
-def exact_distribution(monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, request: SampleRequest) -> list[float]:
+def exact_distribution(monkeypatch: pytest.MonkeyPatch, logits: Logits, request: SampleRequest) -> list[float]:
     """The probabilities behind sample(): the weights that reach the draw, seen by drawing each of their indices."""
     seen: list[np.ndarray] = []
     original = module._draw
@@ -111,14 +116,12 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def logits() -> torch.Tensor:
-    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 1.5
+def logits() -> Logits:
+    return random_rows(1, VOCAB, seed=1)[0] * 1.5
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_filtered_distribution_equals_the_reference(
-    name: str, logits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filtered_distribution_equals_the_reference(name: str, logits: Logits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every filter and penalty, alone and together, leaves exactly the reference's tokens at its probabilities."""
     request = SampleRequest(SETTINGS[name], 0, HISTORY, frozenset({5, 6}))
     expected = reference_distribution(logits.tolist(), request)
@@ -128,11 +131,11 @@ def test_filtered_distribution_equals_the_reference(
 
 
 @pytest.mark.parametrize("name", ["temperature 1", "temperature 2", "top-k 20", "top-p 0.5", "min-p", "everything"])
-def test_draws_over_positions_follow_the_distribution(name: str, logits: torch.Tensor) -> None:
+def test_draws_over_positions_follow_the_distribution(name: str, logits: Logits) -> None:
     """Chi-square of 4,000 draws at successive positions stays within 5 standard deviations of its expectation."""
     request = SampleRequest(replace(SETTINGS[name], seed=99), 0, HISTORY)
     draws = 4000
-    results = sample(logits.expand(draws, -1), [replace(request, position=p) for p in range(draws)])
+    results = sample(np.tile(logits, (draws, 1)), [replace(request, position=p) for p in range(draws)])
     observed = np.bincount([r.token_id for r in results], minlength=VOCAB)
     expected = np.array(reference_distribution(logits.tolist(), request)) * draws
     common = expected >= 5
@@ -175,7 +178,7 @@ def test_a_drawn_token_is_in_the_reference_support(
     """Any settings and logits, ties included: no draw outside what the reference allows, nor a banned one."""
     values = np.random.default_rng(data).normal(size=vocab).astype(np.float32).round(1) * scale
     request = SampleRequest(sampling, position, history, banned)
-    token = draw(torch.from_numpy(values), request)
+    token = draw(values, request)
     # A filter may keep one token more where sums and exp differ from the reference's in their last bits.
     wider = replace(sampling, top_p=min(1.0, sampling.top_p + 1e-9), min_p=sampling.min_p * (1 - 1e-9))
     allowed = reference_distribution(values.tolist(), replace(request, sampling=wider))
@@ -194,28 +197,28 @@ def mixed_requests(count: int) -> list[SampleRequest]:
 @pytest.mark.parametrize("vocab", [VOCAB, 1021, 4096])
 def test_a_row_is_drawn_alone_as_in_a_batch_of_32(vocab: int) -> None:
     """Token and logprob bits of a row do not depend on the other rows, their number, or the row's alignment."""
-    rows = torch.randn(32, vocab, generator=torch.Generator().manual_seed(2))
+    rows = random_rows(32, vocab, seed=2)
     requests = mixed_requests(32)
     batched = sample(rows, requests)
-    alone = [sample(rows[i : i + 1].clone(), requests[i : i + 1])[0] for i in range(32)]
-    backwards = sample(rows.flip(0), requests[::-1])[::-1]
+    alone = [sample(rows[i : i + 1].copy(), requests[i : i + 1])[0] for i in range(32)]
+    backwards = sample(rows[::-1], requests[::-1])[::-1]
     assert batched == alone == backwards
 
 
-def test_the_caller_keeps_its_logits(logits: torch.Tensor) -> None:
+def test_the_caller_keeps_its_logits(logits: Logits) -> None:
     """Bias, penalties and bans work on a copy."""
-    before = logits.clone()
-    sample(logits.expand(32, -1), mixed_requests(32))
+    before = logits.copy()
+    sample(np.tile(logits, (32, 1)), mixed_requests(32))
     draw(logits, SampleRequest(SETTINGS["everything"], 0, HISTORY, frozenset({1})))
-    assert torch.equal(logits, before)
+    assert np.array_equal(logits, before)
 
 
-def test_seeds_and_positions_give_streams_of_their_own(logits: torch.Tensor) -> None:
+def test_seeds_and_positions_give_streams_of_their_own(logits: Logits) -> None:
     """64 tokens under neighbouring seeds, and under the same seed from another position, are different streams."""
 
     def stream(seed: int, start: int = 0) -> tuple[int, ...]:
         requests = [SampleRequest(Sampling(seed=seed), start + p, []) for p in range(64)]
-        return tuple(r.token_id for r in sample(logits.expand(64, -1), requests))
+        return tuple(r.token_id for r in sample(np.tile(logits, (64, 1)), requests))
 
     seeds = [0, 1, 2, -1, 2**63 - 1, -(2**63)]
     assert stream(7) == stream(7)
@@ -225,7 +228,7 @@ def test_seeds_and_positions_give_streams_of_their_own(logits: torch.Tensor) -> 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(top_k=1), Sampling(top_p=1e-9)])
 def test_greedy_is_the_best_token_and_the_lowest_id_of_equal_ones(sampling: Sampling) -> None:
     """Temperature 0, top-k 1 and a vanishing nucleus agree, also when the best logit occurs several times."""
-    row = torch.zeros(1000)
+    row = np.zeros(1000, np.float32)
     row[[123, 456, 789]] = 2.0
     assert draw(row, SampleRequest(sampling, 5, [])) == 123
     assert draw(row, SampleRequest(sampling, 5, [], frozenset({123}))) == 456
@@ -233,7 +236,7 @@ def test_greedy_is_the_best_token_and_the_lowest_id_of_equal_ones(sampling: Samp
 
 def test_ties_at_the_edge_of_a_filter_keep_the_lowest_ids() -> None:
     """Of 1,000 equal logits top-k 7 keeps tokens 0 to 6, and top-p 0.25 keeps 0 to 249."""
-    row = torch.zeros(1000).expand(3000, -1)
+    row = np.zeros((3000, 1000), np.float32)
     by_k = sample(row, [SampleRequest(Sampling(top_k=7), p, []) for p in range(3000)])
     by_p = sample(row, [SampleRequest(Sampling(top_p=0.25), p, []) for p in range(3000)])
     assert {r.token_id for r in by_k} == set(range(7))
@@ -243,15 +246,15 @@ def test_ties_at_the_edge_of_a_filter_keep_the_lowest_ids() -> None:
 @pytest.mark.parametrize("temperature", [1e-6, 1e-45, sys.float_info.min])
 def test_a_tiny_temperature_is_greedy_and_does_not_overflow(temperature: float) -> None:
     """Down to the smallest float, without a NaN or a warning (warnings are errors here)."""
-    row = torch.linspace(-1e30, 1e30, 1000).flip(0)
+    row = np.linspace(1e30, -1e30, 1000, dtype=np.float32)
     assert draw(row, SampleRequest(Sampling(temperature=temperature, top_p=0.9), 3, [])) == 0
 
 
 def test_a_minus_inf_logit_is_never_drawn() -> None:
     """-inf masks a token: only the two that are left come up, at temperature 2 and at any position."""
-    row = torch.full((500,), -math.inf)
+    row = np.full(500, -math.inf, np.float32)
     row[[77, 499]] = 0.0
-    results = sample(row.expand(200, -1), [SampleRequest(Sampling(temperature=2.0), p, []) for p in range(200)])
+    results = sample(np.tile(row, (200, 1)), [SampleRequest(Sampling(temperature=2.0), p, []) for p in range(200)])
     assert {r.token_id for r in results} == {77, 499}
 
 
@@ -267,9 +270,9 @@ def test_the_ends_of_the_random_range_stay_on_tokens_with_mass(u: float) -> None
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(), SETTINGS["everything"]])
-def test_a_bad_row_is_refused_by_number(bad: float, sampling: Sampling, logits: torch.Tensor) -> None:
+def test_a_bad_row_is_refused_by_number(bad: float, sampling: Sampling, logits: Logits) -> None:
     """One NaN or +inf anywhere in row 2 raises SamplingError that names row 2."""
-    rows = logits.repeat(4, 1)
+    rows = np.tile(logits, (4, 1))
     rows[2, 333] = bad
     with pytest.raises(SamplingError, match=r"^row 2: .*(nan|inf) \(token 333\)"):
         sample(rows, [SampleRequest(sampling, 0, HISTORY)] * 4)
@@ -288,24 +291,24 @@ def test_a_bad_row_is_refused_by_number(bad: float, sampling: Sampling, logits: 
     ],
 )
 def test_a_request_that_does_not_fit_is_refused(
-    request_of: Callable[[], SampleRequest], message: str, logits: torch.Tensor
+    request_of: Callable[[], SampleRequest], message: str, logits: Logits
 ) -> None:
     """Nothing left to draw, ids outside the vocabulary and overflow say which field of which row was wrong."""
     with pytest.raises(SamplingError, match=message):
         sample(logits[None], [request_of()])
 
 
-def test_rows_and_requests_must_agree(logits: torch.Tensor) -> None:
+def test_rows_and_requests_must_agree(logits: Logits) -> None:
     """A row too many is an error, not a dropped row."""
     with pytest.raises(SamplingError, match=r"logits must be \(1, vocab\).* got \(2, 400\)"):
-        sample(logits.repeat(2, 1), [SampleRequest(Sampling(), 0, [])])
+        sample(np.tile(logits, (2, 1)), [SampleRequest(Sampling(), 0, [])])
     with pytest.raises(SamplingError, match=r"row 1: token_ids holds token 400"):
-        token_logprobs(logits.repeat(2, 1), [0, 400], 0)
+        token_logprobs(np.tile(logits, (2, 1)), [0, 400], 0)
 
 
-def test_logprobs_are_of_the_raw_logits(logits: torch.Tensor) -> None:
+def test_logprobs_are_of_the_raw_logits(logits: Logits) -> None:
     """log_softmax before bias, penalties, bans and temperature; the k best come best first."""
-    expected = torch.log_softmax(logits.double(), -1)
+    expected = torch.log_softmax(torch.from_numpy(logits).double(), -1)
     request = SampleRequest(SETTINGS["everything"], 4, HISTORY, frozenset({int(logits.argmax())}), top_logprobs=5)
     got = sample(logits[None], [request])[0]
     assert got.logprob is not None
@@ -317,7 +320,7 @@ def test_logprobs_are_of_the_raw_logits(logits: torch.Tensor) -> None:
     assert sum(math.exp(logprob) for _, logprob in everything) == pytest.approx(1.0)
 
 
-def test_logprobs_on_request_only_and_the_same_as_scoring(logits: torch.Tensor) -> None:
+def test_logprobs_on_request_only_and_the_same_as_scoring(logits: Logits) -> None:
     """None asks for none, 0 for the token's own; scoring the drawn token gives the very same numbers."""
     assert draw_with(logits, None).logprob is None
     drawn = draw_with(logits, 0)
@@ -325,20 +328,20 @@ def test_logprobs_on_request_only_and_the_same_as_scoring(logits: torch.Tensor) 
     assert [draw_with(logits, 3).logprob] == token_logprobs(logits[None], [drawn.token_id], 3)
 
 
-def draw_with(logits: torch.Tensor, top_logprobs: int | None) -> Sampled:
+def draw_with(logits: Logits, top_logprobs: int | None) -> Sampled:
     return sample(logits[None], [SampleRequest(Sampling(temperature=0.0), 0, [], top_logprobs=top_logprobs)])[0]
 
 
 def test_top_logprobs_of_equal_logits_have_the_lowest_ids_first() -> None:
     """Ties are in token id order, at the edge too."""
-    row = torch.zeros(1, 600)
+    row = np.zeros((1, 600), np.float32)
     row[0, 500] = 1.0
     assert [token for token, _ in token_logprobs(row, [0], 4)[0].top] == [500, 0, 1, 2]
 
 
 def test_cost_of_a_row_at_vocabulary_49152() -> None:
     """Prints the cost of a row; the bounds are ten times what an idle core takes, so that only a real fault fails."""
-    rows = torch.randn(1, 49_152, generator=torch.Generator().manual_seed(3)) * 4
+    rows = random_rows(1, 49_152, seed=3) * 4
     cases = {
         "greedy": (Sampling(temperature=0.0), 100),
         "temperature": (Sampling(), 2000),
@@ -353,7 +356,7 @@ def test_cost_of_a_row_at_vocabulary_49152() -> None:
         assert cost_us < bound_us
 
 
-def timed_us(rows: torch.Tensor, request: SampleRequest) -> float:
+def timed_us(rows: Logits, request: SampleRequest) -> float:
     start = time.perf_counter()
     sample(rows, [request])
     return (time.perf_counter() - start) * 1e6

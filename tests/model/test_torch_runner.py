@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.runner.torch_runner import TorchRunner, pages_for_bytes
+from segue_model.torch_arrays import to_torch
 
 VOCAB, PAGES, CONTEXT = 80, 40, 112
 FAMILIES: dict[str, dict[str, object]] = {
@@ -69,7 +71,7 @@ def expected_logits(model: Decoder, tokens: list[int]) -> torch.Tensor:
 def logits_of(runner: Runner, item: Slice) -> torch.Tensor:
     (logits,) = runner.forward([item])
     assert logits is not None
-    return logits
+    return torch.from_numpy(logits)
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +105,8 @@ def random_history(runner: TorchRunner, model: Decoder, seed: int, sequences: in
             begin = {Want.NOTHING: ends[i], Want.LAST: ends[i] - 1, Want.ALL: item.start}[item.want]
             assert (logits is None) == (item.want is Want.NOTHING)
             if logits is not None:
-                assert logits.dtype == torch.float32
-                worst = max(worst, (logits - truth[i][begin : ends[i]]).abs().max().item())
+                assert logits.dtype == np.float32
+                worst = max(worst, (torch.from_numpy(logits) - truth[i][begin : ends[i]]).abs().max().item())
             computed[i] = ends[i] if chance.random() < 0.8 else chance.randint(0, ends[i])  # sometimes a rewind
     return worst
 
@@ -147,7 +149,7 @@ def test_company_in_the_batch_changes_nothing(lengths: list[int], seed: int) -> 
     together = runner.forward(batch)
     for item, logits in zip(batch, together, strict=True):
         assert logits is not None
-        assert torch.allclose(logits_of(runner, item), logits, atol=2e-5, rtol=0)
+        assert torch.allclose(logits_of(runner, item), torch.from_numpy(logits), atol=2e-5, rtol=0)
 
 
 def test_a_copied_page_goes_its_own_way() -> None:
@@ -160,7 +162,7 @@ def test_a_copied_page_goes_its_own_way() -> None:
     batch = [Slice(left, 21, [7, 3], Want.ALL), Slice(right, 21, [7, 9], Want.ALL)]
     for ours, tail in zip(runner.forward(batch), (left, right), strict=True):
         assert ours is not None
-        assert torch.allclose(ours, expected_logits(model, prefix + tail)[21:], atol=1e-4)
+        assert torch.allclose(torch.from_numpy(ours), expected_logits(model, prefix + tail)[21:], atol=1e-4)
     runner.copy_pages([])
 
 
@@ -174,10 +176,10 @@ def test_exported_kv_works_in_other_pages_of_another_runner(count: int, dtype: t
     here.forward([Slice(text[:-1], 0, table, Want.NOTHING)])
     kv = here.export_pages(table, count)
     assert kv.shape == (2, model.config.layers, model.config.kv_heads, count, model.config.head_dim)
-    assert kv.is_contiguous()
-    assert kv.dtype == dtype
+    assert kv.flags.c_contiguous
+    assert to_torch(kv).dtype == dtype
     there.import_pages(other, kv)
-    assert torch.equal(there.export_pages(other, count), kv)
+    assert np.array_equal(there.export_pages(other, count), kv)
     last = text[-1:]
     assert torch.equal(logits_of(there, Slice(last, count, other)), logits_of(here, Slice(last, count, table)))
 
@@ -190,7 +192,7 @@ def test_canonical_kv_is_that_of_the_reference_cache() -> None:
     runner.forward([Slice(text, 0, [9, 2], Want.NOTHING)])
     model(torch.tensor([text]), cache)
     expected = torch.stack((cache._keys[:, 0], cache._values[:, 0]))
-    assert torch.allclose(runner.export_pages([9, 2], 30), expected, atol=1e-4)
+    assert torch.allclose(to_torch(runner.export_pages([9, 2], 30)), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("path", ["computed", "imported"])
@@ -210,7 +212,7 @@ def test_what_a_page_held_before_cannot_reach_its_next_owner(path: str) -> None:
     longer = Slice([1], 40, [8, 9, 10])  # makes the padding of a shared group show, too
     logits, _ = runner.forward([Slice(text[18:], 18, [3, 6]), longer])
     assert logits is not None
-    assert torch.allclose(logits, expected_logits(model, text)[18:], atol=1e-4)
+    assert torch.allclose(torch.from_numpy(logits), expected_logits(model, text)[18:], atol=1e-4)
 
 
 def test_unused_pages_of_a_long_table_are_ignored() -> None:
@@ -260,9 +262,9 @@ def test_a_bad_batch_gets_an_error_that_names_slice_and_limit(batch: list[Slice]
     assert not runner._pool.any()
 
 
-def test_bad_pages_and_tensors_are_refused() -> None:
+def test_bad_pages_and_arrays_are_refused() -> None:
     runner = make_runner(lively_decoder(small_config()))
-    kv = torch.zeros(2, 2, 2, 17, 16)
+    kv = np.zeros((2, 2, 2, 17, 16), np.float32)
     with pytest.raises(ValueError, match=r"0 \.\. 39, got 3 \.\. 40"):
         runner.copy_pages([(3, 5), (40, 6)])
     with pytest.raises(ValueError, match=r"0 \.\. 16, got 17"):
@@ -272,7 +274,7 @@ def test_bad_pages_and_tensors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 2, 2, tokens, 16\), got \(2, 2, 1, 17, 16\)"):
         runner.import_pages([0, 1], kv[:, :, :1])
     with pytest.raises(ValueError, match="not finite"):
-        runner.import_pages([0, 1], kv + torch.inf)
+        runner.import_pages([0, 1], kv + np.inf)
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from segue_model.arrays import Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Slice, Want
@@ -87,7 +87,7 @@ class FakeRunner:
         self._tokens = np.full((num_pages, PAGE_TOKENS), -1)
         self._positions = np.full((num_pages, PAGE_TOKENS), -1)
 
-    def forward(self, batch: Sequence[Slice]) -> list[torch.Tensor | None]:
+    def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         self.before_step()
         self.steps.append([(s.start, len(s.token_ids)) for s in batch])
         for piece in batch:
@@ -98,7 +98,7 @@ class FakeRunner:
             raise self.failures.pop(0)
         return [self._run(piece) for piece in batch]
 
-    def _run(self, piece: Slice) -> torch.Tensor | None:
+    def _run(self, piece: Slice) -> Logits | None:
         before = self._read(piece)
         ledger = self.ledgers(piece.pages)
         end = piece.start + len(piece.token_ids)
@@ -116,7 +116,7 @@ class FakeRunner:
             rows.append(np.full_like(row, np.nan) if token in self.poison else row)
         if piece.want is Want.NOTHING:
             return None
-        return torch.from_numpy(np.stack(rows if piece.want is Want.ALL else rows[-1:]))
+        return np.stack(rows if piece.want is Want.ALL else rows[-1:])
 
     def _read(self, piece: Slice) -> list[int]:
         """Tokens of positions 0 .. start - 1, through the page table."""
@@ -139,23 +139,23 @@ class FakeRunner:
         self._positions[targets] = self._positions[sources]
         self.copied += len(pairs)
 
-    def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+    def export_pages(self, pages: Sequence[int], tokens: int) -> Floats:
         """Tokens where K would be and positions where V would; `forward` reads both back and checks them."""
-        kv = torch.zeros(2, 1, 1, tokens, 8)
+        kv = np.zeros((2, 1, 1, tokens, 8), np.float32)
         table = list(pages)
-        kv[0, 0, 0, :, 0] = torch.from_numpy(self._tokens[table].reshape(-1)[:tokens])
-        kv[1, 0, 0, :, 0] = torch.from_numpy(self._positions[table].reshape(-1)[:tokens])
+        kv[0, 0, 0, :, 0] = self._tokens[table].reshape(-1)[:tokens]
+        kv[1, 0, 0, :, 0] = self._positions[table].reshape(-1)[:tokens]
         self._expect(bool((kv[1] >= 0).all()), f"exported {tokens} positions of {table}, some were never computed")
         return kv
 
-    def import_pages(self, pages: Sequence[int], kv: torch.Tensor) -> None:
-        if not bool(torch.isfinite(kv).all()):
+    def import_pages(self, pages: Sequence[int], kv: Floats) -> None:
+        if not np.isfinite(kv).all():
             raise ValueError("kv holds values that are not finite")
         tokens = kv.shape[3]
         table = list(pages[: -(-tokens // PAGE_TOKENS)])
         for name, source in (("_tokens", kv[0]), ("_positions", kv[1])):
             values = np.full(len(table) * PAGE_TOKENS, -1)
-            values[:tokens] = source[0, 0, :, 0].numpy()
+            values[:tokens] = source[0, 0, :, 0]
             getattr(self, name)[table] = values.reshape(-1, PAGE_TOKENS)
 
 

@@ -11,8 +11,8 @@ from itertools import accumulate, chain
 from typing import cast
 
 import numpy as np
-import torch
 
+from segue_model.arrays import Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Slice, Want
@@ -57,12 +57,12 @@ class IntegerRunner:
         self.fails_next = False
         self._pages = [[_NOTHING] * PAGE_TOKENS for _ in range(num_pages)]
 
-    def forward(self, batch: Sequence[Slice]) -> "list[torch.Tensor | None]":
+    def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         """Rows of one integer, the next token, where others give logits."""
         if self.fails_next:
             self.fails_next = False
             raise RuntimeError("this step fails")
-        return cast("list[torch.Tensor | None]", [self._run(piece) for piece in batch])
+        return cast("list[Logits | None]", [self._run(piece) for piece in batch])
 
     def _run(self, piece: Slice) -> list[int] | None:
         kv = self._read(piece.pages, piece.start)
@@ -79,11 +79,11 @@ class IntegerRunner:
         for source, target in pairs:
             self._pages[target] = self._pages[source].copy()
 
-    def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+    def export_pages(self, pages: Sequence[int], tokens: int) -> Floats:
         kv = np.array(self._read(pages, tokens), dtype=np.int64).reshape(1, 1, 1, tokens, 1)
-        return cast("torch.Tensor", kv)
+        return cast("Floats", kv)
 
-    def import_pages(self, pages: Sequence[int], kv: torch.Tensor) -> None:
+    def import_pages(self, pages: Sequence[int], kv: Floats) -> None:
         values = kv.reshape(-1).tolist()
         for number, start in enumerate(range(0, len(values), PAGE_TOKENS)):
             part = values[start : start + PAGE_TOKENS]
@@ -94,8 +94,8 @@ class MemoryStore(KvStore):
     """Two dictionaries: what is written to disk is there at once, what is read from it comes with the next news."""
 
     def __init__(self) -> None:
-        self.host: dict[int, torch.Tensor] = {}
-        self.disk: dict[int, torch.Tensor] = {}
+        self.host: dict[int, Floats] = {}
+        self.disk: dict[int, Floats] = {}
         self.damaged: set[int] = set()
         self.slow = False  # reads do not arrive for as long as this holds
         self._asked: set[int] = set()
@@ -105,7 +105,7 @@ class MemoryStore(KvStore):
     def has_directory(self) -> bool:
         return True
 
-    def put(self, key: int, kv: torch.Tensor) -> None:
+    def put(self, key: int, kv: Floats) -> None:
         self.host[key] = kv
 
     def to_disk(self, key: int) -> None:
@@ -122,10 +122,10 @@ class MemoryStore(KvStore):
         self._asked.discard(key)
         self._arrived.discard(key)
 
-    def get(self, key: int) -> torch.Tensor | None:
+    def get(self, key: int) -> Floats | None:
         return self.disk[key] if key in self._arrived else self.host.get(key)
 
-    def load(self, key: int) -> torch.Tensor | None:
+    def load(self, key: int) -> Floats | None:
         return None if key in self.damaged else self.disk.get(key, self.host.get(key))
 
     def drop(self, key: int) -> None:
@@ -186,7 +186,7 @@ class IntegerEngine(Engine):
         self.integers = runner
         self.memory = offload.memory
 
-    def _draw(self, row: torch.Tensor, request: SampleRequest) -> Sampled | SamplingError:  # noqa: ARG002
+    def _draw(self, row: Logits, request: SampleRequest) -> Sampled | SamplingError:  # noqa: ARG002
         return Sampled(int(row[0]), None)
 
 

@@ -7,10 +7,10 @@ integers (integer_engine.py), above them plain lists (session_model.py).
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from tests.server.integer_engine import POSITION_BYTES, IntegerEngine, IntegerRunner, MemoryOffload
 from tests.server.session_model import EOS, Chance, Known, Talk, pick
 
+from segue_model.arrays import Floats
 from segue_model.paging import PAGE_TOKENS
 from segue_model.sampling import Sampling
 from segue_server.cache.segments import Tier
@@ -38,7 +38,7 @@ class Snapshot:
 
     tokens: list[int]
     forged: bool
-    blocks: list[torch.Tensor] = field(default_factory=list)  # a segment each
+    blocks: list[Floats] = field(default_factory=list)  # a segment each
 
 
 @dataclass

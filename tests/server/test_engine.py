@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.server.fakes import EngineBench, ListSink, greedy, next_logits
@@ -480,7 +479,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_tells_how_far_it_is() -> None:
 def expected_logprobs(ledger: Sequence[int], start: int) -> list[tuple[int, float]]:
     out = []
     for position in range(max(start, 1), len(ledger)):
-        row = torch.from_numpy(next_logits(ledger[:position], VOCAB))[None]
+        row = next_logits(ledger[:position], VOCAB)[None]
         out.append((ledger[position], token_logprobs(row, [ledger[position]], 0)[0].logprob))
     return out
 

@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from peers.workers.loop import serve, shared_prefix
 from segue_model.loaders import load_checkpoint
 from segue_model.runner.base import PAGE_TOKENS, Slice
@@ -14,7 +12,6 @@ from segue_model.runner.native import NativeRunner
 
 class Segue:
     def __init__(self, options: argparse.Namespace) -> None:
-        torch.set_num_threads(1)  # the kernels have threads of their own
         checkpoint = load_checkpoint(Path(options.model))
         self._runner = NativeRunner(
             checkpoint.config,
@@ -35,7 +32,7 @@ class Segue:
             batch = [Slice(*one) for one in zip(tokens, starts, tables, strict=True)]
             logits = [row for row in self._runner.forward(batch) if row is not None]
             starts = [start + len(some) for start, some in zip(starts, tokens, strict=True)]
-            tokens = [[int(row.numpy().argmax())] for row in logits]
+            tokens = [[int(row.argmax())] for row in logits]
             yield {i: token for i, [token] in enumerate(tokens)}
 
 

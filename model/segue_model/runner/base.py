@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import torch
-
+from segue_model.arrays import Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.paging import PAGE_TOKENS
 
@@ -60,7 +59,7 @@ class Runner(Protocol):
         """Pages in the pool; page ids are 0 .. num_pages - 1."""
         ...
 
-    def forward(self, batch: Sequence[Slice]) -> list[torch.Tensor | None]:
+    def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         """Compute the batch, write its K and V into the pages, and return float32 logits slice by slice.
 
         None for Want.NOTHING, (1, vocab) for LAST, (T, vocab) for ALL. No slice may read a page that another slice of
@@ -72,13 +71,13 @@ class Runner(Protocol):
         """Copy whole pages (source, target): copy-on-write of a partial page after a fork."""
         ...
 
-    def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+    def export_pages(self, pages: Sequence[int], tokens: int) -> Floats:
         """The first `tokens` positions of a page table in the canonical layout, any runner can import it.
 
-        Canonical: (2, layers, kv_heads, tokens, head_dim), contiguous, in the KV dtype, on the CPU.
+        Canonical: (2, layers, kv_heads, tokens, head_dim), contiguous, in the KV dtype (arrays.BFLOAT16 for bfloat16).
         """
         ...
 
-    def import_pages(self, pages: Sequence[int], kv: torch.Tensor) -> None:
-        """Write a canonical tensor into the pages of a table, from position 0 on."""
+    def import_pages(self, pages: Sequence[int], kv: Floats) -> None:
+        """Write a canonical array into the pages of a table, from position 0 on."""
         ...

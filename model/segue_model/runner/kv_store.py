@@ -1,7 +1,7 @@
-"""Where KV lies that is not in the pool: canonical tensors in host memory, or in files, by key.
+"""Where KV lies that is not in the pool: canonical arrays in host memory, or in files, by key.
 
 Which key lies where is decided elsewhere (the server's tiers); here are only the bytes, and the one thread that reads
-and writes files so that nobody else has to wait for a disk. A file is the tensor's bytes and nothing else; shape, type
+and writes files so that nobody else has to wait for a disk. A file is the array's bytes and nothing else; shape, type
 and checksum stay in memory, so that a file which was cut, changed or exchanged is found out when it is read.
 
 Files hold conversations. They lie, 0600, in a directory of the process's own (0700) that goes with it; what a process
@@ -22,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from segue_model.arrays import Floats
 from segue_model.runner.base import Runner
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ MAX_WRITES = 8  # segments on their way to the disk before `to_disk` waits: memo
 def canonical_token_bytes(runner: Runner) -> int:
     """Bytes of one position in the runner's canonical layout."""
     config = runner.config
-    element = runner.export_pages((), 0).element_size()
+    element = runner.export_pages((), 0).itemsize
     return 2 * config.layers * config.kv_heads * config.head_dim * element
 
 
@@ -45,8 +46,8 @@ class _File:
     """What a file must hold."""
 
     path: Path
-    shape: torch.Size
-    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.floating]
     checksum: int
 
 
@@ -98,7 +99,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 class KvStore:
-    """Tensors by key. Called from one thread; `take_news` tells what the disk's thread has done meanwhile."""
+    """Arrays by key. Called from one thread; `take_news` tells what the disk's thread has done meanwhile."""
 
     def __init__(self, directory: KvDirectory | None = None, *, on_news: Callable[[], None] = lambda: None) -> None:
         """Without a directory nothing can go to disk. `on_news` is called on the disk's thread."""
@@ -106,9 +107,9 @@ class KvStore:
         self.on_news = on_news
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-disk")
         self._lock = threading.Lock()  # over everything below
-        self._host: dict[int, torch.Tensor] = {}  # written files' tensors leave it when the file is whole
+        self._host: dict[int, Floats] = {}  # an array leaves it when its file is whole
         self._files: dict[int, _File] = {}
-        self._read: dict[int, torch.Tensor] = {}
+        self._read: dict[int, Floats] = {}
         self._wanted: set[int] = set()  # to be read, or read
         self._known: set[int] = set()
         self._news = News()
@@ -122,14 +123,14 @@ class KvStore:
         """From now on there is a disk; the directory goes with the store."""
         self._directory = directory
 
-    def put(self, key: int, kv: torch.Tensor) -> None:
-        """Keep a tensor in host memory. It must not change any more."""
+    def put(self, key: int, kv: Floats) -> None:
+        """Keep an array in host memory. It must not change any more."""
         with self._lock:
             self._known.add(key)
             self._host[key] = kv
 
     def to_disk(self, key: int) -> None:
-        """Write a tensor to a file; it stays in memory until the file is whole. Waits while too many are on the way."""
+        """Write an array to a file; it stays in memory until the file is whole. Waits while too many are on the way."""
         self._room.acquire()
         self._disk.submit(self._write, key)
 
@@ -155,19 +156,19 @@ class KvStore:
             self._wanted.discard(key)
             self._read.pop(key, None)
 
-    def get(self, key: int) -> torch.Tensor | None:
-        """The tensor, if it is in memory: put and not yet written, or read. Not to be changed."""
+    def get(self, key: int) -> Floats | None:
+        """The array, if it is in memory: put and not yet written, or read. Not to be changed."""
         with self._lock:
             found = self._read.get(key)
             return self._host.get(key) if found is None else found
 
-    def load(self, key: int) -> torch.Tensor | None:
-        """The tensor, from its file if need be; None when that is damaged or gone. Waits for the disk."""
+    def load(self, key: int) -> Floats | None:
+        """The array, from its file if need be; None when that is damaged or gone. Waits for the disk."""
         found = self.get(key)
         return found if found is not None else self._disk.submit(self._load, key).result()
 
     def drop(self, key: int) -> None:
-        """Forget a tensor and its file."""
+        """Forget an array and its file."""
         with self._lock:
             self._known.discard(key)
             self._wanted.discard(key)
@@ -185,7 +186,7 @@ class KvStore:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of tensors in memory, those on their way to or from the disk included."""
+        """Bytes of arrays in memory, those on their way to or from the disk included."""
         with self._lock:
             return sum(kv.nbytes for held in (self._host, self._read) for kv in held.values())
 
@@ -246,7 +247,7 @@ class KvStore:
             self._news.arrived.append(key)
         self.on_news()
 
-    def _load(self, key: int) -> torch.Tensor | None:
+    def _load(self, key: int) -> Floats | None:
         with self._lock:
             kv, file = self._host.get(key), self._files.get(key)
         if kv is not None:
@@ -274,7 +275,7 @@ class KvStore:
         self.on_news()
 
 
-def _write_file(path: Path, kv: torch.Tensor) -> _File:
+def _write_file(path: Path, kv: Floats) -> _File:
     data = _bytes_of(kv)
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
@@ -288,9 +289,9 @@ def _write_file(path: Path, kv: torch.Tensor) -> _File:
     return _File(path, kv.shape, kv.dtype, zlib.crc32(data))
 
 
-def _read_checked(file: _File) -> torch.Tensor:
+def _read_checked(file: _File) -> Floats:
     """Raises ValueError when the bytes are not those that were written."""
-    kv = torch.empty(file.shape, dtype=file.dtype)
+    kv: Floats = np.empty(file.shape, file.dtype)
     data = _bytes_of(kv)
     with file.path.open("rb", buffering=0) as source:
         read = 0
@@ -301,5 +302,5 @@ def _read_checked(file: _File) -> torch.Tensor:
     return kv
 
 
-def _bytes_of(kv: torch.Tensor) -> memoryview:
-    return kv.contiguous().view(-1).view(torch.uint8).numpy().data
+def _bytes_of(kv: Floats) -> memoryview:
+    return np.ascontiguousarray(kv).reshape(-1).view(np.uint8).data

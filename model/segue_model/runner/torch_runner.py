@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional as fn
 
+from segue_model.arrays import Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.rope import RopeTable
 from segue_model.runner.base import PAGE_TOKENS, Slice
 from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.torch_plan import AttentionGroup, Plan, check_batch, make_plan
 from segue_model.runner.torch_weights import LayerWeights, MergedWeights
+from segue_model.torch_arrays import to_numpy, to_torch
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -72,7 +74,7 @@ class TorchRunner:
         return self._num_pages
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[Slice]) -> list[torch.Tensor | None]:
+    def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         """See Runner.forward. Raises ValueError, before anything is written, for a slice that does not fit."""
         check_batch(batch, self._config, self._num_pages)
         plan = make_plan(batch, self._config.sliding_window, self._device, self._dtype)
@@ -83,7 +85,8 @@ class TorchRunner:
             x += _swiglu(self._norm(x, layer.ffn_norm), layer)
         wanted = self._norm(x[plan.logit_rows], self._weights.norm)
         logits = fn.linear(wanted, self._weights.head).float().cpu()  # (wanted rows, vocab)
-        return [part if part.shape[0] else None for part in torch.split(logits, list(plan.logit_counts))]
+        parts = torch.split(logits, list(plan.logit_counts))
+        return [part.numpy() if len(part) else None for part in parts]
 
     @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -94,15 +97,15 @@ class TorchRunner:
         self._pool[:, self._page_index(targets)] = self._pool[:, self._page_index(sources)]
 
     @torch.inference_mode()
-    def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+    def export_pages(self, pages: Sequence[int], tokens: int) -> Floats:
         """See Runner.export_pages."""
         check_exported_tokens(pages, tokens)
         used = self._pool[:, self._page_index(pages)]  # (layers, P, 2, kv_heads, PAGE_TOKENS, head_dim)
         kv = used.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # (2, layers, kv_heads, P * PAGE_TOKENS, head_dim)
-        return kv[:, :, :, :tokens].cpu().contiguous()
+        return to_numpy(kv[:, :, :, :tokens].contiguous())
 
     @torch.inference_mode()
-    def import_pages(self, pages: Sequence[int], kv: torch.Tensor) -> None:
+    def import_pages(self, pages: Sequence[int], kv: Floats) -> None:
         """See Runner.import_pages. The rest of the last page is zeroed; pages beyond it are left alone.
 
         Raises ValueError for a foreign shape and for values that are not finite, which would outlive their session.
@@ -110,7 +113,7 @@ class TorchRunner:
         config = self._config
         tokens = check_canonical(config, pages, kv)
         count = -(-tokens // PAGE_TOKENS)
-        whole = fn.pad(kv.to(self._device, self._dtype), (0, 0, 0, count * PAGE_TOKENS - tokens))
+        whole = fn.pad(to_torch(kv).to(self._device, self._dtype), (0, 0, 0, count * PAGE_TOKENS - tokens))
         paged = whole.view(2, config.layers, config.kv_heads, count, PAGE_TOKENS, config.head_dim)
         self._pool[:, self._page_index(pages[:count])] = paged.permute(1, 3, 0, 2, 4, 5)
 

@@ -8,13 +8,14 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
+from segue_model.arrays import BFLOAT16, Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.rope import RopeTable
 from segue_model.runner.base import PAGE_TOKENS, Slice
 from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.native.build import build, choose_isa
 from segue_model.runner.native.flat_batch import FlatBatch, complaint_text
-from segue_model.runner.native.kernels import Floats, Ints, Kernels
+from segue_model.runner.native.kernels import Ints, Kernels
 from segue_model.runner.native.library import MAX_HEAD_DIM, PAIR_ROWS, KvType, Shape
 from segue_model.runner.native.load import FORMATS, load_weights
 
@@ -23,7 +24,7 @@ WeightsFormat = Literal["auto", "int8", "int4", "bf16"]
 
 MAX_ROWS: Final = 256  # of one pass through the layers: their activations stay in the second-level cache
 _KV_TYPES: Final = {"float32": KvType.FLOAT32, "bfloat16": KvType.BF16, "int8": KvType.INT8}
-_EXPORTED: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+_EXPORTED: Final = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "int8": np.dtype(np.float32)}
 
 
 def page_bytes(config: DecoderConfig, kv_dtype: KvDtype) -> int:
@@ -75,7 +76,7 @@ class NativeRunner:
         cos, sin = rope.cos.contiguous().numpy(), rope.sin.contiguous().numpy()
         self.kernels = Kernels(build(isa), self._shape(), cos, sin)
         load_weights(config, weights, self.kernels, weights_format)
-        self._logits: Floats = np.empty((0, self._padded_vocab), np.float32)
+        self._logits: Logits = np.empty((0, self._padded_vocab), np.float32)
 
     @property
     def config(self) -> DecoderConfig:
@@ -102,7 +103,7 @@ class NativeRunner:
         """Bytes of the packed weights and the rotary tables."""
         return self.kernels.weight_bytes
 
-    def forward(self, batch: Sequence[Slice]) -> list[torch.Tensor | None]:
+    def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         """See Runner.forward. Raises ValueError, before anything is written, for a slice that does not fit.
 
         The logits stay valid as long as the caller holds them; memory nobody holds any more is used again.
@@ -114,8 +115,8 @@ class NativeRunner:
         complaint = self.kernels.forward(flat.pointing_to(logits))
         if complaint.fault:
             raise ValueError(complaint_text(complaint, batch, self._config, self._num_pages))
-        rows = torch.from_numpy(logits)[: sum(flat.logit_counts), : self._config.vocab_size]
-        return [part if part.shape[0] else None for part in torch.split(rows, list(flat.logit_counts))]
+        parts = np.split(logits[:, : self._config.vocab_size], np.cumsum(flat.logit_counts))
+        return [part if len(part) else None for part in parts[:-1]]
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner.copy_pages; pairs are copied in order."""
@@ -123,22 +124,22 @@ class NativeRunner:
         for source, target in pairs:
             self.kernels.copy_page(source, target)
 
-    def export_pages(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+    def export_pages(self, pages: Sequence[int], tokens: int) -> Floats:
         """See Runner.export_pages. int8 pages come out as float32, and give the same int8 again when imported."""
         check_exported_tokens(pages, tokens)
         config = self._config
         out = np.empty((2, config.layers, config.kv_heads, tokens, config.head_dim), np.float32)
         self.kernels.export_pages(self._page_ids(pages), out)
-        return torch.from_numpy(out).to(_EXPORTED[self._kv_dtype])
+        return out.astype(_EXPORTED[self._kv_dtype], copy=False)
 
-    def import_pages(self, pages: Sequence[int], kv: torch.Tensor) -> None:
+    def import_pages(self, pages: Sequence[int], kv: Floats) -> None:
         """See Runner.import_pages. The rest of the last page is zeroed; pages beyond it are left alone.
 
         Raises ValueError for a foreign shape and for values that are not finite, which would outlive their session.
         """
         tokens = check_canonical(self._config, pages, kv)
         ids = self._page_ids(pages[: -(-tokens // PAGE_TOKENS)])
-        self.kernels.import_pages(ids, kv.detach().to("cpu", torch.float32).contiguous().numpy())
+        self.kernels.import_pages(ids, np.ascontiguousarray(kv, np.float32))
 
     @property
     def _padded_vocab(self) -> int:
@@ -164,9 +165,9 @@ class NativeRunner:
             num_pages=self._num_pages,
         )
 
-    def _free_logits(self, rows: int) -> Floats:
+    def _free_logits(self, rows: int) -> Logits:
         """Memory for logits: a step's own would spend a page fault on every 4 KiB of them."""
-        held = sys.getrefcount(self._logits) > 2  # the attribute and the argument; a tensor of an earlier step adds one
+        held = sys.getrefcount(self._logits) > 2  # the attribute and the argument; logits of an earlier step add one
         if held or self._logits.shape[0] < rows:
             self._logits = np.empty((rows, self._padded_vocab), np.float32)
         return self._logits
