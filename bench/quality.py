@@ -13,11 +13,13 @@ from pydoc_data import topics
 from typing import Final
 
 import gguf
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from segue_model.agreement import Agreement, agreement, window_logits
+from segue_model.arrays import Floats, Weights
 from segue_model.checkpoint import Checkpoint
 from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.loaders.gguf import RawTensor
@@ -27,26 +29,25 @@ from segue_model.runner.native.native_runner import KvDtype, WeightsFormat
 from segue_model.runner.torch_runner import TorchRunner
 
 Quant = gguf.GGMLQuantizationType
-Weights = Mapping[str, torch.Tensor]
 BLOCKS: Final = (Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0)
 AT_LOAD: Final[tuple[WeightsFormat, ...]] = ("bf16", "int8", "int4")
 KV: Final[tuple[KvDtype, ...]] = ("float32", "bfloat16", "int8")
 
 
-class Quantised(Mapping[str, torch.Tensor]):
+class Quantised(Mapping[str, Floats]):
     """The matrices of a model in blocks of one type, the embedding and tied head in Q8_0; like an opened GGUF file."""
 
     def __init__(self, weights: Weights, quant: Quant) -> None:
-        self._rest = {name: tensor for name, tensor in weights.items() if tensor.dim() == 1}
+        self._rest = {name: array for name, array in weights.items() if array.ndim == 1}
         self._raw = {name: _blocks(weights[name], _quant_of(name, quant)) for name in weights if name not in self._rest}
 
     def raw(self, name: str) -> RawTensor:
         return self._raw[name]
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Floats:
         if name in self._rest:
             return self._rest[name]
-        return torch.from_numpy(gguf.dequantize(self._raw[name].rows, self._raw[name].quant))
+        return gguf.dequantize(self._raw[name].rows, self._raw[name].quant)
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._raw, *self._rest])
@@ -59,8 +60,8 @@ def _quant_of(name: str, quant: Quant) -> Quant:
     return Quant.Q8_0 if name in ("embed.weight", "head.weight") else quant
 
 
-def _blocks(tensor: torch.Tensor, quant: Quant) -> RawTensor:
-    return RawTensor(quant, gguf.quantize(tensor.float().numpy(), quant))
+def _blocks(array: Floats, quant: Quant) -> RawTensor:
+    return RawTensor(quant, gguf.quantize(array.astype(np.float32), quant))
 
 
 class Bench:

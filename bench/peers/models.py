@@ -22,6 +22,7 @@ from segue_model.checkpoint import Checkpoint
 from segue_model.config import DecoderConfig
 from segue_model.loaders import load_checkpoint
 from segue_model.loaders.safetensors import NAMES
+from segue_model.torch_arrays import state_of
 
 RANDOM_SHAPE: Final = DecoderConfig(
     vocab_size=49_152,
@@ -55,7 +56,7 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
 def write_hugging_face(source: Path, folder: Path) -> None:
     """The GGUF file `source`, dequantised to float32, with the tokenizer that is in it."""
     checkpoint = load_checkpoint(source)
-    tensors = {NAMES.stored(name): checkpoint.weights[name].contiguous() for name in checkpoint.weights}
+    tensors = {NAMES.stored(name): tensor.contiguous() for name, tensor in state_of(checkpoint.weights).items()}
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _llama_config(checkpoint).save_pretrained(folder)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
+from segue_model.arrays import Weights
 from segue_model.chat import ChatTemplate
 from segue_model.config import DecoderConfig
 from segue_model.tokenizer import Tokenizer
@@ -37,7 +36,7 @@ class Checkpoint:
     """
 
     config: DecoderConfig
-    weights: Mapping[str, torch.Tensor]  # lazily read where the format allows
+    weights: Weights  # lazily read where the format allows
     model_id: str
     tokenizer: Tokenizer | None = None  # Meta checkpoints and bare weights may have none
     chat_template: ChatTemplate | None = None

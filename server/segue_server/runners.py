@@ -4,10 +4,8 @@ import logging
 import os
 from typing import NamedTuple
 
-import torch
-
 from segue_model.checkpoint import Checkpoint
-from segue_model.runner import native, torch_runner
+from segue_model.runner import native
 from segue_model.runner.base import Runner
 from segue_model.runner.native import NativeRunner, NativeUnavailable
 from segue_server.config import ConfigError, ServerConfig
@@ -29,16 +27,15 @@ def make_runner(config: ServerConfig, checkpoint: Checkpoint) -> Built:
     go together, ValueError for a pool that holds no page.
     """
     threads = config.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
     if config.runner == "torch" or (config.runner == "auto" and config.device != "cpu"):
-        return _torch(config, checkpoint)
+        return _torch(config, checkpoint, threads)
     try:
         return _native(config, checkpoint, threads)
     except NativeUnavailable as error:
         if config.runner == "native":
             raise
         log.warning("no native kernels, torch computes instead: %s", error)
-        return _torch(config, checkpoint)
+        return _torch(config, checkpoint, threads)
 
 
 def _native(config: ServerConfig, checkpoint: Checkpoint, threads: int) -> Built:
@@ -53,15 +50,19 @@ def _native(config: ServerConfig, checkpoint: Checkpoint, threads: int) -> Built
         threads=threads,
         weights_format=config.weights,
     )
-    torch.set_num_threads(1)  # a second pool beside the kernels' own would fight it for the cores
     return Built(runner, kv_dtype)
 
 
-def _torch(config: ServerConfig, checkpoint: Checkpoint) -> Built:
+def _torch(config: ServerConfig, checkpoint: Checkpoint, threads: int) -> Built:
+    import torch  # noqa: PLC0415 - takes longer than the rest of a start, and the kernels do without
+
+    from segue_model.runner import torch_runner  # noqa: PLC0415 - likewise
+
     if config.kv_dtype not in ("", config.dtype):
         raise ConfigError(f"--kv-dtype {config.kv_dtype} needs the native runner; torch keeps KV in --dtype")
     if config.weights != "auto":
         raise ConfigError(f"--weights {config.weights} needs the native runner")
+    torch.set_num_threads(threads)
     dtype: torch.dtype = getattr(torch, config.dtype)
     runner = torch_runner.TorchRunner(
         checkpoint.config,

@@ -11,6 +11,7 @@ from segue.v1 import generation_pb2, generation_pb2_grpc, types_pb2
 from segue_client import Queued, Started
 from segue_model.decoder import Decoder
 from segue_model.loaders import find_embedded_model, load_checkpoint
+from segue_model.torch_arrays import state_of
 
 LETTERS = {"queued": "Q", "started": "S", "prefill": "P", "tokens": "T", "heartbeat": "H", "finished": "F"}
 TOLERANCE = 1e-3  # of log probability
@@ -94,7 +95,7 @@ def reference():
     """log softmax of the reference decoder's logits (T, vocab), in float32, without a cache."""
     checkpoint = load_checkpoint(find_embedded_model())
     decoder = Decoder(checkpoint.config)
-    decoder.load_state_dict(dict(checkpoint.weights), strict=True)
+    decoder.load_state_dict(state_of(checkpoint.weights), strict=True)
 
     @torch.no_grad()
     def logprobs(tokens):

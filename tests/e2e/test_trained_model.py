@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from segue_client import Client
 from segue_model.decoder import Decoder
 from segue_model.loaders import load_checkpoint
+from segue_model.torch_arrays import state_of
 from segue_model.train.__main__ import main
 from segue_model.train.text import Corpus
 
@@ -50,7 +51,7 @@ def loaded(folder: Path) -> Decoder:
     """The reference model with what the folder holds."""
     checkpoint = load_checkpoint(folder)
     model = Decoder(checkpoint.config)
-    model.load_state_dict(dict(checkpoint.weights))
+    model.load_state_dict(state_of(checkpoint.weights))
     return model
 
 

@@ -104,7 +104,7 @@ def load_or_refuse(path: Path) -> bool:
     except CheckpointError:
         return False
     for weight in checkpoint.weights.values():
-        assert weight.numel() <= VOCAB * DIM
+        assert weight.size <= VOCAB * DIM
     return True
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from segue_model.arrays import BFLOAT16
 from segue_model.checkpoint import CheckpointError
 from segue_model.config import RopeScaling
 from segue_model.loaders import find_embedded_model, load_checkpoint
@@ -124,7 +125,7 @@ def test_unsupported_dtype_is_refused(tmp_path: Path) -> None:
 
 def test_weights_keep_their_stored_dtype(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(write_hf(tmp_path, state={n: t.bfloat16() for n, t in hf_state().items()}))
-    assert {tensor.dtype for tensor in checkpoint.weights.values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in checkpoint.weights.values()} == {BFLOAT16}
     assert checkpoint.weight_dtype == "BF16"
     assert checkpoint.weight_bytes == sum(t.numel() * 2 for t in hf_state().values())
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from segue_model.arrays import Floats, Weights
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.loaders import find_embedded_model, load_checkpoint
@@ -59,22 +60,24 @@ def _one_quiet_torch_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class FakeBlocks(Mapping[str, torch.Tensor]):
+class FakeBlocks(Mapping[str, Floats]):
     """A model whose matrices are random blocks of one type, like an opened GGUF file."""
 
     def __init__(self, config: DecoderConfig, quant: Quant) -> None:
         chance = np.random.default_rng(int(quant))
         shapes = {name: tuple(tensor.shape) for name, tensor in Decoder(config).state_dict().items()}
         self._raw = {n: _random_blocks(chance, quant, *shape) for n, shape in shapes.items() if len(shape) == 2}
-        self._norms = {n: torch.rand(shape) + 0.5 for n, shape in shapes.items() if len(shape) == 1}
+        self._norms = {
+            n: chance.uniform(0.5, 1.5, shape).astype(np.float32) for n, shape in shapes.items() if len(shape) == 1
+        }
 
     def raw(self, name: str) -> RawTensor:
         return self._raw[name]
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Floats:
         if name in self._norms:
             return self._norms[name]
-        return torch.from_numpy(gguf.dequantize(self._raw[name].rows, self._raw[name].quant))
+        return gguf.dequantize(self._raw[name].rows, self._raw[name].quant)
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._raw, *self._norms])
@@ -135,7 +138,7 @@ def test_packed_blocks_hold_the_values_of_the_file_bit_by_bit(quant: Quant, isa:
         expected = weights[name]
         for row in range(0, expected.shape[0], 7):
             got = runner.kernels.unpack_row(slot, 1, row, expected.shape[1])
-            assert np.abs(got - expected[row].numpy()).max() <= lost, f"{name} row {row}"
+            assert np.abs(got - expected[row]).max() <= lost, f"{name} row {row}"
 
 
 def halved(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -156,7 +159,7 @@ def test_a_linear_on_the_matrix_unit_is_the_product_in_bf16(quant: Quant) -> Non
     need("avx512amx")
     weights = fake_blocks(quant)
     runner = NativeRunner(CONFIG, weights, num_pages=1, threads=2, isa="avx512amx")
-    matrix = halved_twice(weights["layers.0.ffn.up.weight"].numpy())
+    matrix = halved_twice(weights["layers.0.ffn.up.weight"])
     for rows in (1, 2, 15, 16, 17, 31, 32, 33, 65):
         x = np.random.default_rng(rows).standard_normal((rows, CONFIG.dim)).astype(np.float32)
         got, _ = runner.kernels.linear(Slot.UP, 0, x, CONFIG.ffn_dim)
@@ -175,7 +178,7 @@ def test_a_linear_is_the_exact_product_with_the_rounded_input(quant: Quant, isa:
         pytest.skip("computed in bf16, see above")
     weights = fake_blocks(quant)
     runner = NativeRunner(CONFIG, weights, num_pages=1, threads=2, isa=isa)
-    matrix = weights["layers.0.ffn.up.weight"].numpy().astype(np.float64)
+    matrix = weights["layers.0.ffn.up.weight"].astype(np.float64)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 21):
         x = np.random.default_rng(rows).standard_normal((rows, CONFIG.dim)).astype(np.float32)
         got, _ = runner.kernels.linear(Slot.UP, 0, x, CONFIG.ffn_dim)
@@ -192,11 +195,11 @@ def test_a_linear_is_the_exact_product_with_the_rounded_input(quant: Quant, isa:
 )
 def test_floats_are_rounded_no_more_than_their_format_says(form: WeightsFormat, bound: float, isa: str) -> None:
     need(isa)
-    weights = {name: 0.1 * torch.randn(x.shape) for name, x in Decoder(CONFIG).state_dict().items()}
+    weights = {n: 0.1 * torch.randn(x.shape).numpy() for n, x in Decoder(CONFIG).state_dict().items()}
     runner = NativeRunner(CONFIG, weights, num_pages=1, threads=1, weights_format=form, isa=isa)
     x = np.random.default_rng(0).standard_normal((5, CONFIG.dim)).astype(np.float32)
     got, _ = runner.kernels.linear(Slot.GATE, 1, x, CONFIG.ffn_dim)
-    expected = x.astype(np.float64) @ weights["layers.1.ffn.gate.weight"].numpy().astype(np.float64).T
+    expected = x.astype(np.float64) @ weights["layers.1.ffn.gate.weight"].astype(np.float64).T
     error = float(np.sqrt(np.mean((got - expected) ** 2)) / expected.std())
     print(f"linear in {form}, {isa}: error {error:.4f} of the output's spread")
     assert 1e-4 < error < bound
@@ -217,13 +220,13 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
-def lively_weights(config: DecoderConfig) -> dict[str, torch.Tensor]:
+def lively_weights(config: DecoderConfig) -> Weights:
     """Values that bf16 holds exactly, so that only activations are rounded; every tensor shows in the logits."""
     generator = torch.Generator().manual_seed(5)
     noise = {n: torch.randn(x.shape, generator=generator) for n, x in Decoder(config).state_dict().items()}
     scale = 1.5 / config.dim**0.5
     weights = {n: 1 + 0.2 * x if "norm" in n else (0.5 if "bias" in n else scale) * x for n, x in noise.items()}
-    return {n: x.to(torch.bfloat16).float() for n, x in weights.items()}
+    return {n: x.to(torch.bfloat16).float().numpy() for n, x in weights.items()}
 
 
 @pytest.mark.parametrize("isa", ["avx512vnni", "avx2"])
@@ -266,7 +269,7 @@ def test_models_in_every_block_type_agree_with_their_dequantised_weights(quant: 
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> tuple[torch.Tensor, list[int], Mapping[str, torch.Tensor], DecoderConfig]:
+def smollm2() -> tuple[torch.Tensor, list[int], Weights, DecoderConfig]:
     path = find_embedded_model()
     if path is None:
         pytest.skip("the embedded SmolLM2 is not installed")
@@ -282,7 +285,7 @@ def smollm2() -> tuple[torch.Tensor, list[int], Mapping[str, torch.Tensor], Deco
     [("auto", "float32", 0.006), ("auto", "bfloat16", 0.006), ("auto", "int8", 0.010), ("bf16", "bfloat16", 0.003)],
 )
 def test_smollm2_agrees_with_float32_on_its_dequantised_weights(
-    smollm2: tuple[torch.Tensor, list[int], Mapping[str, torch.Tensor], DecoderConfig],
+    smollm2: tuple[torch.Tensor, list[int], Weights, DecoderConfig],
     form: WeightsFormat,
     kv: KvDtype,
     bound: float,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from segue_model.arrays import BFLOAT16
+from segue_model.arrays import BFLOAT16, Weights
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.runner.base import Slice, Want
@@ -78,11 +78,11 @@ def config_of(case: Case) -> DecoderConfig:
 
 
 @cache
-def weights_of(case: Case) -> dict[str, torch.Tensor]:
+def weights_of(case: Case) -> Weights:
     generator = torch.Generator().manual_seed(7)
     shapes = {name: tensor.shape for name, tensor in Decoder(config_of(case)).state_dict().items()}
     noise = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return {name: 1 + 0.2 * x if "norm" in name else 0.15 * x for name, x in noise.items()}
+    return {name: (1 + 0.2 * x if "norm" in name else 0.15 * x).numpy() for name, x in noise.items()}
 
 
 def runner_of(case: Case, threads: int = 2, pages: int = PAGES) -> NativeRunner:

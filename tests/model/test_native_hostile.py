@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from segue_model.arrays import Floats
 from segue_model.config import DecoderConfig
 from segue_model.decoder import Decoder
 from segue_model.runner.base import PAGE_TOKENS, Slice, Want
@@ -35,10 +36,10 @@ def small_config(**changes: object) -> DecoderConfig:
     return DecoderConfig(**(sizes | changes))  # type: ignore[arg-type]  # checked by the config itself
 
 
-def weights_of(config: DecoderConfig) -> dict[str, torch.Tensor]:
+def weights_of(config: DecoderConfig) -> dict[str, Floats]:
     generator = torch.Generator().manual_seed(1)
     shapes = {name: tensor.shape for name, tensor in Decoder(config).state_dict().items()}
-    return {n: 0.3 * torch.randn(shape, generator=generator) + ("norm" in n) for n, shape in shapes.items()}
+    return {n: (0.3 * torch.randn(shape, generator=generator) + ("norm" in n)).numpy() for n, shape in shapes.items()}
 
 
 def make_runner(kv: KvDtype = "bfloat16", threads: int = 1, **changes: object) -> NativeRunner:
@@ -110,7 +111,7 @@ def test_weights_and_arguments_that_do_not_fit_are_named() -> None:
     config = small_config()
     weights = weights_of(config)
     with pytest.raises(ValueError, match=r"layers\.1\.ffn\.up\.weight must have the shape \(64, 48\), got \(64, 47\)"):
-        NativeRunner(config, weights | {"layers.1.ffn.up.weight": torch.zeros(64, 47)}, num_pages=1)
+        NativeRunner(config, weights | {"layers.1.ffn.up.weight": np.zeros((64, 47), np.float32)}, num_pages=1)
     with pytest.raises(ValueError, match=r"no tensor head\.weight"):
         NativeRunner(config, {n: w for n, w in weights.items() if n != "head.weight"}, num_pages=1)
     with pytest.raises(ValueError, match="num_pages must be at least 1"):
@@ -147,7 +148,7 @@ def test_what_a_page_held_before_cannot_reach_its_next_owner(path: str, kv: KvDt
 def test_weights_that_are_not_finite_show_in_the_logits_and_stay_in_their_sequence() -> None:
     config = small_config()
     weights = weights_of(config)
-    weights["embed.weight"][7] = torch.nan
+    weights["embed.weight"][7] = np.nan
     runner = NativeRunner(config, weights, num_pages=PAGES, threads=2)
     healthy = logits_of(runner, Slice([1, 2, 3], 0, [0]))
     sick, beside = runner.forward([Slice([7, 8], 0, [1]), Slice([1, 2, 3], 0, [2])])

@@ -1,6 +1,5 @@
 """What formats of weights and KV cost in quality, in bounds; docs/quality.md has the figures."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pydoc_data import topics
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from segue_model.agreement import Agreement, agreement, window_logits
+from segue_model.arrays import Weights
 from segue_model.config import DecoderConfig
 from segue_model.decoder import Decoder
 from segue_model.loaders import find_embedded_model, load_checkpoint
@@ -15,6 +15,7 @@ from segue_model.runner.native import NativeRunner, NativeUnavailable
 from segue_model.runner.native.build import build
 from segue_model.runner.native.native_runner import KvDtype, WeightsFormat
 from segue_model.runner.torch_runner import TorchRunner
+from segue_model.torch_arrays import weights_of
 
 WINDOW = 512
 # Wide enough for the builds without AMX, and for the text of another Python.
@@ -43,7 +44,7 @@ def test_windows_stand_alone_and_texts_must_be_equally_long() -> None:
     config = DecoderConfig(
         vocab_size=30, dim=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_dim=16, max_context_tokens=64
     )
-    runner = TorchRunner(config, Decoder(config).state_dict(), num_pages=2)
+    runner = TorchRunner(config, weights_of(Decoder(config).state_dict()), num_pages=2)
     tokens = list(range(25))
     first, second = window_logits(runner, tokens, window=16)
     assert (len(first), len(second)) == (16, 9)
@@ -62,7 +63,7 @@ class Reference:
     """SmolLM2 in float32 on the weights that its file dequantises to."""
 
     config: DecoderConfig
-    weights: Mapping[str, torch.Tensor]
+    weights: Weights
     tokens: list[int]
     logits: list[torch.Tensor]
 

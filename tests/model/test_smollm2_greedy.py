@@ -19,6 +19,7 @@ from segue_model.decoder import Decoder
 from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.runner.base import PAGE_TOKENS, Slice
 from segue_model.runner.torch_runner import TorchRunner
+from segue_model.torch_arrays import state_of, weights_of
 
 NEW_TOKENS = 32
 CLOSE_CALL = 1e-3  # logits; where the reference's two best are closer, float32 rounding may decide
@@ -148,7 +149,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def setup(one_thread: None) -> Setup:
     checkpoint = load_checkpoint(find_embedded_model())
-    weights = dict(checkpoint.weights)
+    weights = state_of(checkpoint.weights)
     reference = Reference(build_reference(checkpoint, weights))
     return Setup(checkpoint, weights, encode_prompts(checkpoint), reference)
 
@@ -180,7 +181,7 @@ def runner_answers(setup: Setup) -> list[list[int]]:
     """The paged runner: all prompts in one ragged batch, then all decode steps together."""
     pages_each = -(-(max(map(len, setup.prompts)) + NEW_TOKENS) // PAGE_TOKENS)
     count = len(setup.prompts)
-    runner = TorchRunner(setup.checkpoint.config, setup.weights, num_pages=pages_each * count)
+    runner = TorchRunner(setup.checkpoint.config, weights_of(setup.weights), num_pages=pages_each * count)
     tables = [list(range(i * pages_each, (i + 1) * pages_each)) for i in range(count)]
     sequences = [list(prompt) for prompt in setup.prompts]
     computed = [0] * count

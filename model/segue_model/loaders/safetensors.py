@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 
+from segue_model.arrays import Floats
 from segue_model.chat import ChatTemplate
 from segue_model.checkpoint import Checkpoint, CheckpointError
 from segue_model.config import DecoderConfig
@@ -62,18 +62,18 @@ class StoredTensor:
 class TensorReader(Protocol):
     """What we use of safetensors' handle, typed."""
 
-    def get_tensor(self, name: str) -> torch.Tensor: ...
+    def get_tensor(self, name: str) -> Floats: ...
 
 
-class SafetensorsWeights(Mapping[str, torch.Tensor]):
-    """Canonical names to tensors in their stored dtype, read from the mapped files at each access."""
+class SafetensorsWeights(Mapping[str, Floats]):
+    """Canonical names to arrays in their stored dtype, read from the mapped files at each access."""
 
     def __init__(self, stored: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
         self._stored, self._tensors = stored, tensors
         files = {tensor.file for tensor in tensors.values()}
-        self._handles: dict[Path, TensorReader] = {file: safe_open(file, framework="pt") for file in files}
+        self._handles: dict[Path, TensorReader] = {file: safe_open(file, framework="numpy") for file in files}
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Floats:
         stored = self._stored[name]
         return self._handles[self._tensors[stored].file].get_tensor(stored)
 
@@ -137,7 +137,7 @@ def _read_headers(folder: Path, path: Path) -> dict[str, StoredTensor]:
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
-        with safe_open(file, framework="pt") as handle:
+        with safe_open(file, framework="numpy") as handle:
             slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 - not a mapping
             return {n: StoredTensor(file, tuple(s.get_shape()), str(s.get_dtype())) for n, s in slices.items()}
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:

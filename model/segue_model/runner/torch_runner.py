@@ -4,12 +4,12 @@ One ragged batch per forward: the linear layers see the rows of all slices at on
 over pages gathered by their tables.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional as fn
 
-from segue_model.arrays import Floats, Logits
+from segue_model.arrays import Floats, Logits, Weights
 from segue_model.config import DecoderConfig
 from segue_model.rope import RopeTable
 from segue_model.runner.base import PAGE_TOKENS, Slice
@@ -32,14 +32,14 @@ def pages_for_bytes(config: DecoderConfig, dtype: torch.dtype, budget_bytes: int
 class TorchRunner:
     """Implements runner.base.Runner. The KV dtype is the activations'; logits come back on the CPU.
 
-    weights: the tensors that `checkpoint.Checkpoint` names, read once and copied.
+    weights: the arrays that `checkpoint.Checkpoint` names, read once and copied.
     Raises ValueError for an unsupported dtype, an empty pool or weights that do not fit the configuration.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Weights,
         *,
         num_pages: int,
         device: torch.device | str = "cpu",

@@ -1,11 +1,13 @@
 """A decoder's weights, merged for few large matrix products: Q, K and V into one, gate and up into one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from segue_model.arrays import Weights
 from segue_model.config import DecoderConfig
+from segue_model.torch_arrays import to_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,7 @@ class MergedWeights:
     head: torch.Tensor  # (vocab, dim); `embed` itself when tied
 
     @classmethod
-    def load(
-        cls, config: DecoderConfig, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype
-    ) -> "MergedWeights":
+    def load(cls, config: DecoderConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> "MergedWeights":
         """Copy the tensors that `checkpoint.Checkpoint` names, one at a time: a lazy mapping holds one of them at most.
 
         Raises ValueError naming the tensor that is missing or has another shape.
@@ -50,7 +50,7 @@ class MergedWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    weights: Mapping[str, torch.Tensor]
+    weights: Weights
     device: torch.device
     dtype: torch.dtype
 
@@ -64,10 +64,10 @@ class _Loader:
     def _read(self, name: str, shape: torch.Size) -> torch.Tensor:
         if name not in self.weights:
             raise ValueError(f"the checkpoint has no tensor {name}")
-        tensor = self.weights[name]
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must have the shape {tuple(shape)}, got {tuple(tensor.shape)}")
-        return tensor
+        array = self.weights[name]
+        if array.shape != shape:
+            raise ValueError(f"{name} must have the shape {tuple(shape)}, got {array.shape}")
+        return to_torch(array)
 
 
 def _load_layer(loader: _Loader, config: DecoderConfig, prefix: str) -> LayerWeights:

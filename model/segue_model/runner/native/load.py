@@ -1,19 +1,18 @@
 """Hand a checkpoint's weights to the kernels, one tensor at a time: the model is never inflated to float32."""
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from segue_model.arrays import BFLOAT16, Floats, Weights
 from segue_model.config import DecoderConfig
 from segue_model.runner.native.kernels import Kernels
 from segue_model.runner.native.library import Rounding, Slot, Stored
 
 Bytes = npt.NDArray[np.uint8]
 
-FLOATS: Final = {torch.float32: Stored.F32, torch.float16: Stored.F16, torch.bfloat16: Stored.BF16}
+FLOATS: Final = {np.dtype(np.float32): Stored.F32, np.dtype(np.float16): Stored.F16, BFLOAT16: Stored.BF16}
 STORED: Final = {int(stored): stored for stored in Stored}
 FORMATS: Final = {"auto": Rounding.BF16, "bf16": Rounding.BF16, "int8": Rounding.INT8, "int4": Rounding.INT4}
 
@@ -42,7 +41,7 @@ class Rows(NamedTuple):
     data: Bytes  # (rows, bytes of a row)
 
 
-def load_weights(config: DecoderConfig, weights: Mapping[str, torch.Tensor], kernels: Kernels, form: str) -> None:
+def load_weights(config: DecoderConfig, weights: Weights, kernels: Kernels, form: str) -> None:
     """Pack all weights. form: a key of FORMATS; "auto" keeps stored blocks and rounds floats to bf16.
 
     Raises ValueError naming the tensor that is missing or has another shape.
@@ -78,12 +77,12 @@ def _load_layer(loader: "_Loader", config: DecoderConfig, i: int) -> None:
 
 
 class _Loader:
-    def __init__(self, weights: Mapping[str, torch.Tensor], kernels: Kernels, form: str) -> None:
+    def __init__(self, weights: Weights, kernels: Kernels, form: str) -> None:
         self._weights, self._kernels, self._form = weights, kernels, form
 
     def vector(self, slot: Slot, layer: int, name: str, count: int) -> None:
-        values = self._tensor(name, (count,)).to(torch.float32).contiguous()
-        self._kernels.set_vector(slot, layer, values.numpy())
+        values = np.ascontiguousarray(self._array(name, (count,)), np.float32)
+        self._kernels.set_vector(slot, layer, values)
 
     def matrix(self, slot: Slot, layer: int, name: str, count: int, cols: int) -> None:
         rows = self._stored_rows(name, count, cols) or self._float_rows(slot, name, count, cols)
@@ -102,11 +101,8 @@ class _Loader:
         return Rows(stored, Rounding.BF16, np.ascontiguousarray(raw.rows))
 
     def _float_rows(self, slot: Slot, name: str, count: int, cols: int) -> Rows:
-        tensor = self._tensor(name, (count, cols)).contiguous()
-        if tensor.dtype not in FLOATS:
-            tensor = tensor.to(torch.float32)
-        data = tensor.view(torch.uint8).numpy()
-        return Rows(FLOATS[tensor.dtype], self._rounding(slot), data)
+        array = np.ascontiguousarray(self._array(name, (count, cols)))
+        return Rows(FLOATS[array.dtype], self._rounding(slot), array.view(np.uint8))
 
     def _rounding(self, slot: Slot) -> Rounding:
         if self._form == "auto" and isinstance(self._weights, HasBlocks):
@@ -115,10 +111,10 @@ class _Loader:
         coarse = self._form == "int4" and slot in {Slot.EMBED, Slot.HEAD}
         return Rounding.INT8 if coarse else FORMATS[self._form]
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _array(self, name: str, shape: tuple[int, ...]) -> Floats:
         if name not in self._weights:
             raise ValueError(f"the checkpoint has no tensor {name}")
-        tensor = self._weights[name]
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must have the shape {shape}, got {tuple(tensor.shape)}")
-        return tensor.detach().cpu()
+        array = self._weights[name]
+        if array.shape != shape:
+            raise ValueError(f"{name} must have the shape {shape}, got {array.shape}")
+        return array

@@ -2,15 +2,14 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
-import torch
 
-from segue_model.arrays import BFLOAT16, Floats, Logits
+from segue_model.arrays import BFLOAT16, Floats, Logits, Weights
 from segue_model.config import DecoderConfig
-from segue_model.rope import RopeTable
+from segue_model.rope_frequencies import cosines_and_sines
 from segue_model.runner.base import PAGE_TOKENS, Slice
 from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.native.build import build, choose_isa
@@ -49,7 +48,7 @@ class NativeRunner:
     threads and in any pages; see README.md for the order of reduction that gives this. Memory of the pool is taken when
     a page is first written.
 
-    weights: the tensors that `checkpoint.Checkpoint` names, read once and repacked. GGUF blocks are kept as they are
+    weights: the arrays that `checkpoint.Checkpoint` names, read once and repacked. GGUF blocks are kept as they are
     with weights_format "auto"; floats become bf16 with "auto" and "bf16", or are rounded in groups of 32.
     threads: None takes every core this process may use. isa: see build.build.
     kernels: the C++ side, for tests and benchmarks.
@@ -60,7 +59,7 @@ class NativeRunner:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Weights,
         *,
         num_pages: int,
         kv_dtype: KvDtype = "bfloat16",
@@ -72,9 +71,7 @@ class NativeRunner:
         _check_arguments(config, num_pages, kv_dtype, self._threads, weights_format)
         self._config, self._num_pages, self._kv_dtype = config, num_pages, kv_dtype
         self._isa = choose_isa(isa)
-        rope = RopeTable.build(config)
-        cos, sin = rope.cos.contiguous().numpy(), rope.sin.contiguous().numpy()
-        self.kernels = Kernels(build(isa), self._shape(), cos, sin)
+        self.kernels = Kernels(build(isa), self._shape(), *cosines_and_sines(config))
         load_weights(config, weights, self.kernels, weights_format)
         self._logits: Logits = np.empty((0, self._padded_vocab), np.float32)
 
