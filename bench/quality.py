@@ -22,6 +22,7 @@ from segue_model.agreement import Agreement, agreement, window_logits
 from segue_model.arrays import Floats, Weights
 from segue_model.checkpoint import Checkpoint
 from segue_model.loaders import find_embedded_model, load_checkpoint
+from segue_model.loaders.block_types import BlockType, dequantise
 from segue_model.loaders.gguf import RawTensor
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.native import NativeRunner
@@ -47,7 +48,7 @@ class Quantised(Mapping[str, Floats]):
     def __getitem__(self, name: str) -> Floats:
         if name in self._rest:
             return self._rest[name]
-        return gguf.dequantize(self._raw[name].rows, self._raw[name].quant)
+        return dequantise(self._raw[name].rows, self._raw[name].quant)
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._raw, *self._rest])
@@ -61,7 +62,7 @@ def _quant_of(name: str, quant: Quant) -> Quant:
 
 
 def _blocks(array: Floats, quant: Quant) -> RawTensor:
-    return RawTensor(quant, gguf.quantize(array.astype(np.float32), quant))
+    return RawTensor(BlockType(quant), gguf.quantize(array.astype(np.float32), quant))
 
 
 class Bench:

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Quant
 
 from segue_model.checkpoint import CheckpointError
 from segue_model.loaders import find_embedded_model, load_checkpoint
+from segue_model.loaders.block_types import NOT_READ, BlockType
 from segue_model.loaders.gguf import GgufWeights, load_gguf
 from segue_model.loaders.gguf_file import read_gguf
 from segue_model.loaders.layout import interleaved_to_halves
@@ -92,8 +93,8 @@ def test_raw_blocks_dequantise_to_the_weights(quant: Quant, tmp_path: Path) -> N
     weights = weights_of(tmp_path / "m.gguf")
     for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight", "layers.0.ffn.up.weight"):
         raw = weights.raw(name)
-        assert raw.quant == quant
-        assert np.array_equal(gguf.dequantize(raw.rows, raw.quant), weights[name])
+        assert raw.quant == BlockType(quant)
+        assert np.array_equal(gguf.dequantize(raw.rows, quant), weights[name])
 
 
 def halves(block: Blocks) -> npt.NDArray[np.int32]:
@@ -127,6 +128,20 @@ def test_weights_follow_the_definition_of_the_format(quant: Quant, tmp_path: Pat
     expected = np.stack([DEFINITIONS[quant](block) for block in written.reshape(-1, size)]).reshape(DIM, DIM)
     found = weights_of(tmp_path / "m.gguf")["layers.0.ffn.gate.weight"]
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
+
+
+def test_block_types_are_those_of_the_gguf_package() -> None:
+    """Names, numbers and sizes; and what it cannot dequantise is what is not read."""
+    assert {k.name: (int(k), (k.values, k.size)) for k in BlockType} == {
+        k.name: (int(k), sizes) for k, sizes in gguf.GGML_QUANT_SIZES.items()
+    }
+    refused = set()
+    for kind, (_, size) in gguf.GGML_QUANT_SIZES.items():
+        try:
+            gguf.dequantize(np.zeros((1, size), np.uint8), kind)
+        except NotImplementedError:
+            refused.add(BlockType(kind))
+    assert refused == NOT_READ
 
 
 def test_block_type_without_dequantisation_is_refused_by_name(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from segue_model.arrays import Floats, Weights
 from segue_model.config import DecoderConfig, RopeScaling
 from segue_model.decoder import Decoder
 from segue_model.loaders import find_embedded_model, load_checkpoint
+from segue_model.loaders.block_types import BlockType, dequantise
 from segue_model.loaders.gguf import RawTensor
 from segue_model.runner.base import Runner, Slice, Want
 from segue_model.runner.native import NativeRunner, NativeUnavailable
@@ -77,7 +78,7 @@ class FakeBlocks(Mapping[str, Floats]):
     def __getitem__(self, name: str) -> Floats:
         if name in self._norms:
             return self._norms[name]
-        return gguf.dequantize(self._raw[name].rows, self._raw[name].quant)
+        return dequantise(self._raw[name].rows, self._raw[name].quant)
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._raw, *self._norms])
@@ -98,7 +99,7 @@ def _random_blocks(chance: np.random.Generator, quant: Quant, count: int, cols: 
     for offset in offsets:
         scales = chance.uniform(-largest, largest, (count, cols // block, 1)).astype(np.float16)
         rows[:, :, offset : offset + 2] = scales.view(np.uint8)
-    return RawTensor(quant, rows.reshape(count, -1))
+    return RawTensor(BlockType(quant), rows.reshape(count, -1))
 
 
 def need(isa: str) -> None:

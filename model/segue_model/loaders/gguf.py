@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +17,7 @@ from segue_model.arrays import Floats
 from segue_model.chat import ChatTemplate
 from segue_model.checkpoint import Checkpoint, CheckpointError
 from segue_model.config import DecoderConfig, RopeScaling
+from segue_model.loaders.block_types import NOT_READ, BlockType, dequantise
 from segue_model.loaders.fields import MAX_CONTEXT_TOKENS, Fields
 from segue_model.loaders.gguf_file import GgufFile, TensorInfo, read_gguf
 from segue_model.loaders.layout import Names, bind, interleaved_to_halves
@@ -56,7 +56,7 @@ NAMES: Final = Names(
 class RawTensor(NamedTuple):
     """A weight in the blocks it is stored in."""
 
-    quant: gguf.GGMLQuantizationType
+    quant: BlockType
     rows: npt.NDArray[np.uint8]  # (rows, bytes of a row); read-only, usually a view into the file
 
 
@@ -70,8 +70,7 @@ class GgufWeights(Mapping[str, Floats]):
     def __getitem__(self, name: str) -> Floats:
         info = self._file.tensors[self._stored[name]]
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale gives NaN weights, no warning
-            values = gguf.dequantize(self._file.rows(info.name), info.quant).reshape(info.shape)
-        weight = np.require(values, np.float32, ["C", "A", "W"])
+            weight = dequantise(self._file.rows(info.name), info.quant).reshape(info.shape)
         return interleaved_to_halves(weight, self._heads_of[name]) if name in self._heads_of else weight
 
     def __contains__(self, name: object) -> bool:
@@ -214,19 +213,17 @@ def _yarn(metadata: Fields, prefix: str) -> RopeScaling:
 
 def _rope_factors(file: GgufFile, head_dim: int) -> npt.NDArray[np.float32]:
     info = file.tensors[ROPE_FACTORS]
-    if info.quant != gguf.GGMLQuantizationType.F32 or info.shape != (head_dim // 2,):
+    if info.quant != BlockType.F32 or info.shape != (head_dim // 2,):
         found = f"{info.quant.name} {info.shape}"
         raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS} must be F32 ({head_dim // 2},), found {found}")
     return file.rows(ROPE_FACTORS).view(np.float32).reshape(-1)
 
 
 def _check_dequantisable(file: GgufFile) -> None:
-    for quant, name in {t.quant: t.name for t in file.tensors.values()}.items():
-        block_bytes = gguf.GGML_QUANT_SIZES[quant][1]
-        try:
-            gguf.dequantize(np.zeros((1, block_bytes), np.uint8), quant)
-        except NotImplementedError as error:
-            raise CheckpointError(f"{file.path}: tensor {name} has block type {quant.name}: {error}") from error
+    for tensor in file.tensors.values():
+        if tensor.quant in NOT_READ:
+            found = f"tensor {tensor.name} has block type {tensor.quant.name}"
+            raise CheckpointError(f"{file.path}: {found}, of which no weights are read")
 
 
 def _interleaved_heads(config: DecoderConfig, stored: Mapping[str, str]) -> dict[str, int]:

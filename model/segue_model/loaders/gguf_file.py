@@ -1,7 +1,7 @@
 """The GGUF container, read as if it were hostile: every count, length and offset is checked against the file's size.
 
-Format: ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian. Block types and their sizes come from the `gguf`
-package; its own GGUFReader trusts the header, so the header is read here. Tensor data stays in the mapped file.
+Format: ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian. GGUFReader of the package `gguf` trusts the
+header, so it is read here. Tensor data stays in the mapped file.
 """
 
 import mmap
@@ -11,31 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from segue_model.checkpoint import CheckpointError
+from segue_model.loaders.block_types import BlockType
 
 MAX_ARRAY: Final = 2**24  # elements of one metadata array; the largest vocabularies have under 2**19
 MAX_NAME_BYTES: Final = 2**16  # the specification's limit for keys
 MAX_DIMS: Final = 4
 DEFAULT_ALIGNMENT: Final = 32
 
-_STRING, _ARRAY = gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY
-_SCALARS: Final = {
-    gguf.GGUFValueType.UINT8: "<B",
-    gguf.GGUFValueType.INT8: "<b",
-    gguf.GGUFValueType.UINT16: "<H",
-    gguf.GGUFValueType.INT16: "<h",
-    gguf.GGUFValueType.UINT32: "<I",
-    gguf.GGUFValueType.INT32: "<i",
-    gguf.GGUFValueType.UINT64: "<Q",
-    gguf.GGUFValueType.INT64: "<q",
-    gguf.GGUFValueType.FLOAT32: "<f",
-    gguf.GGUFValueType.FLOAT64: "<d",
-    gguf.GGUFValueType.BOOL: "<?",
-}
+_STRING, _ARRAY = 8, 9  # enum gguf_metadata_value_type; the others are numbers of fixed size
+_SCALARS: Final = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +31,14 @@ class TensorInfo:
     """Where one tensor lies. `shape` is in torch order (rows first), GGUF stores it reversed."""
 
     name: str
-    quant: gguf.GGMLQuantizationType
+    quant: BlockType
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the data section
     num_bytes: int
 
     @property
     def row_bytes(self) -> int:
-        block, size = gguf.GGML_QUANT_SIZES[self.quant]
-        return self.shape[-1] // block * size
+        return self.shape[-1] // self.quant.values * self.quant.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +151,14 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, object]:
     return metadata
 
 
-def _value_type(cursor: _Cursor, key: str) -> gguf.GGUFValueType:
+def _value_type(cursor: _Cursor, key: str) -> int:
     code = cursor.u32(f"the type of {key}")
-    try:
-        return gguf.GGUFValueType(code)
-    except ValueError as error:
-        raise cursor.fail(f"{key} has unknown value type {code}") from error
+    if code not in (_STRING, _ARRAY, *_SCALARS):
+        raise cursor.fail(f"{key} has unknown value type {code}")
+    return code
 
 
-def _read_value(cursor: _Cursor, kind: gguf.GGUFValueType, key: str) -> object:
+def _read_value(cursor: _Cursor, kind: int, key: str) -> object:
     if kind == _STRING:
         return cursor.string(key)
     if kind == _ARRAY:
@@ -219,19 +205,19 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> TensorInfo:
     shape = tuple(reversed([cursor.u64(f"a dimension of {name}") for _ in range(rank)]))
     quant = _quant_type(cursor, name)
     offset = cursor.u64(f"the offset of {name}")
-    block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
     elements = _product(shape)
-    if elements < 1 or shape[-1] % block:
-        raise cursor.fail(f"tensor {name} has shape {shape}: no whole rows of {quant.name} blocks ({block} values)")
+    if elements < 1 or shape[-1] % quant.values:
+        found = f"tensor {name} has shape {shape}"
+        raise cursor.fail(f"{found}: no whole rows of {quant.name} blocks ({quant.values} values)")
     if offset % alignment:
         raise cursor.fail(f"tensor {name} starts at offset {offset}, no multiple of the alignment {alignment}")
-    return TensorInfo(name, quant, shape, offset, elements // block * block_bytes)
+    return TensorInfo(name, quant, shape, offset, elements // quant.values * quant.size)
 
 
-def _quant_type(cursor: _Cursor, name: str) -> gguf.GGMLQuantizationType:
+def _quant_type(cursor: _Cursor, name: str) -> BlockType:
     code = cursor.u32(f"the type of {name}")
     try:
-        return gguf.GGMLQuantizationType(code)
+        return BlockType(code)
     except ValueError as error:
         raise cursor.fail(f"tensor {name} has unknown block type {code}") from error
 
