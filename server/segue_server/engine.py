@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 from segue_model.arrays import Logits
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
-from segue_model.sampling import Sampled, SampleRequest, SamplingError, sample
+from segue_model.sampling import Sampled, SampleRequest, SamplingError
 from segue_server.accountant import Accountant
 from segue_server.answers import Answers
 from segue_server.cache.pages import PagePool
@@ -215,12 +215,12 @@ class Engine:
         for work, out in zip(plan.work, logits, strict=True):
             job = self.jobs.of(work.sequence)
             if out is not None and work.reaches_end and job.spec.samples:
-                rows.append(out[-1:])
+                rows.append(out[-1])
                 requests.append(job.sample_request())
                 jobs.append(job)
         if not rows:
             return {}
-        drawn = [self._draw(row, request) for row, request in zip(rows, requests, strict=True)]
+        drawn = self.runner.sample(rows, requests)
         self.stats.busy_seconds.add("sample", amount=self.clock() - began)
         for job, token in zip(jobs, drawn, strict=True):
             if isinstance(token, SamplingError):
@@ -230,14 +230,6 @@ class Engine:
             for job, token in zip(jobs, drawn, strict=True)
             if not isinstance(token, SamplingError)
         }
-
-    def _draw(self, row: Logits, request: SampleRequest) -> Sampled | SamplingError:
-        """One token. Row by row: putting rows together copies the vocabulary, and one that nothing can be drawn from
-        is the fault of its own request, not of the others."""
-        try:
-            return sample(row, [request])[0]
-        except SamplingError as error:
-            return error
 
     def _abandon(self, failed: Seq[Work], error: Exception) -> None:
         """A step raised: its turns end with an error, and KV that it may have spoilt is forgotten."""

@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 
-from segue_model.sampling import _GOLDEN_GAMMA, _mix64, uniform
+from segue_model.splitmix import GOLDEN_GAMMA, mix, random_bits
 
 BINS = 64
 COUNT = 20_000
 
 
+def uniform(seed: int, position: int) -> float:
+    return (random_bits(seed, position) >> 11) * 2.0**-53
+
+
 def test_mix_is_splitmix64() -> None:
     """The first outputs of splitmix64 seeded with 1234567, as published with its reference code."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
-    assert [_mix64(1234567 + n * _GOLDEN_GAMMA) for n in range(5)] == known
+    assert [mix(1234567 + n * GOLDEN_GAMMA) for n in range(5)] == known
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])

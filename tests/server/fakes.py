@@ -13,7 +13,7 @@ from segue_model.arrays import Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Slice, Want
-from segue_model.sampling import Sampling
+from segue_model.sampling import Outcome, SampleRequest, Sampling, sample
 from segue_model.tokenizer import Tokenizer
 from segue_server.engine import Engine
 from segue_server.events import Event, Failed, Finished, Tokens
@@ -130,6 +130,9 @@ class FakeRunner:
     def _expect(self, fine: bool, fault: str) -> None:
         if not fine:
             self.faults.append(fault)
+
+    def sample(self, rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Outcome]:
+        return sample(rows, requests)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.copy_failures:

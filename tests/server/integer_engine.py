@@ -17,7 +17,7 @@ from segue_model.config import DecoderConfig
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Slice, Want
 from segue_model.runner.kv_store import KvStore, News
-from segue_model.sampling import Sampled, SampleRequest, SamplingError
+from segue_model.sampling import Outcome, Sampled, SampleRequest
 from segue_server.cache.tiers import Tiers
 from segue_server.engine import Engine
 from segue_server.ledger.journal import Journal
@@ -74,6 +74,10 @@ class IntegerRunner:
     def _read(self, pages: Sequence[int], positions: int) -> list[int]:
         table = pages[: -(-positions // PAGE_TOKENS)]
         return list(chain.from_iterable(map(self._pages.__getitem__, table)))[:positions]
+
+    def sample(self, rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Outcome]:  # noqa: ARG002
+        """A row is its next token already."""
+        return [Sampled(int(row), None) for row in rows]
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -185,9 +189,6 @@ class IntegerEngine(Engine):
         )
         self.integers = runner
         self.memory = offload.memory
-
-    def _draw(self, row: Logits, request: SampleRequest) -> Sampled | SamplingError:  # noqa: ARG002
-        return Sampled(int(row[0]), None)
 
 
 def ids(tokens: Iterable[int]) -> "array[int]":

@@ -12,6 +12,7 @@ from typing import Protocol
 from segue_model.arrays import Floats, Logits
 from segue_model.config import DecoderConfig
 from segue_model.paging import PAGE_TOKENS
+from segue_model.sampling import Outcome, SampleRequest
 
 __all__ = ["PAGE_TOKENS", "Runner", "Slice", "Want"]
 
@@ -39,7 +40,7 @@ class Slice:
 
 
 class Runner(Protocol):
-    """Computes ragged batches over paged KV. Called from one thread only."""
+    """Computes ragged batches over paged KV, and draws from what comes out. Called from one thread only."""
 
     @property
     def config(self) -> DecoderConfig: ...
@@ -65,6 +66,10 @@ class Runner(Protocol):
         None for Want.NOTHING, (1, vocab) for LAST, (T, vocab) for ALL. No slice may read a page that another slice of
         the same batch writes.
         """
+        ...
+
+    def sample(self, rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Outcome]:
+        """Draw a token from each row of logits (vocab,): what sampling.sample draws, bit for bit."""
         ...
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -16,6 +16,7 @@ from segue_model.runner.base import PAGE_TOKENS, Slice
 from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.torch_plan import AttentionGroup, Plan, check_batch, make_plan
 from segue_model.runner.torch_weights import LayerWeights, MergedWeights
+from segue_model.sampling import Outcome, SampleRequest, sample
 from segue_model.torch_arrays import to_numpy, to_torch
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -87,6 +88,10 @@ class TorchRunner:
         logits = fn.linear(wanted, self._weights.head).float().cpu()  # (wanted rows, vocab)
         parts = torch.split(logits, list(plan.logit_counts))
         return [part.numpy() if len(part) else None for part in parts]
+
+    def sample(self, rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Outcome]:
+        """See Runner.sample. On the CPU, where the logits are."""
+        return sample(rows, requests)
 
     @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -17,6 +17,7 @@ from segue_model.runner.native.flat_batch import FlatBatch, complaint_text
 from segue_model.runner.native.kernels import Ints, Kernels
 from segue_model.runner.native.library import MAX_HEAD_DIM, PAIR_ROWS, KvType, Shape
 from segue_model.runner.native.load import FORMATS, load_weights
+from segue_model.sampling import Outcome, SampleRequest, sample
 
 KvDtype = Literal["bfloat16", "float32", "int8"]
 WeightsFormat = Literal["auto", "int8", "int4", "bf16"]
@@ -114,6 +115,10 @@ class NativeRunner:
             raise ValueError(complaint_text(complaint, batch, self._config, self._num_pages))
         parts = np.split(logits[:, : self._config.vocab_size], np.cumsum(flat.logit_counts))
         return [part if len(part) else None for part in parts[:-1]]
+
+    def sample(self, rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Outcome]:
+        """See Runner.sample."""
+        return sample(rows, requests)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner.copy_pages; pairs are copied in order."""
