@@ -24,7 +24,7 @@ from segue_model.runner.native import NativeRunner
 
 MIB = 1 << 20
 ALLOWED_WEIGHTS = 1.3  # packed weights, and what of the file is mapped while they are packed
-ALLOWED_REST = 400 * MIB  # the interpreter, torch, gRPC and the tokenizer
+ALLOWED_REST = 250 * MIB  # the interpreter, gRPC and the tokenizer
 
 
 class Start(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from segue_server.config import ConfigError, ServerConfig, add_options, from_arguments
 
-# ruff: noqa: PLC0415 - torch takes a second to import: a command imports what it needs, a health check needs no torch
+# ruff: noqa: PLC0415 - a command imports what it needs: a health check needs no model, a build no server
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def serve(config: ServerConfig) -> int:
     """Serve until stopped; the exit code.
 
     Python looks for garbage only from when the server serves, see `app.run`: modules and a vocabulary are no garbage,
-    and looking through all that torch has made, again and again, takes a sixth of the start.
+    and looking through them again and again takes a tenth of the start.
     """
     gc.disable()
     from segue_server.app import CANNOT_START, run

@@ -259,6 +259,24 @@ def test_kv_types_round_no_more_than_their_width(kv: KvDtype, bound: float, isa:
     assert error < (0.03 if narrow else bound)
 
 
+@pytest.mark.parametrize(("kv", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_exported_kv_goes_from_runner_to_runner_and_back_unchanged(kv: KvDtype, dtype: torch.dtype) -> None:
+    """One canonical layout: what one runner computed, the other goes on from; the pool gives back the same bits."""
+    weights, tokens = lively_weights(CONFIG), tokens_of(CONFIG, 41)
+    native = NativeRunner(CONFIG, weights, num_pages=6, kv_dtype=kv, threads=1)
+    slow = TorchRunner(CONFIG, weights, num_pages=6, dtype=dtype)
+    for here, there in ((native, slow), (slow, native)):
+        expected = logits_of(here, tokens, pages=3)[-1]
+        moved = here.export_pages(range(3), 40)
+        there.import_pages([5, 3, 4], moved)
+        assert np.array_equal(there.export_pages([5, 3, 4], 40), moved)
+        (last,) = there.forward([Slice(tokens[40:], 40, [5, 3, 4])])
+        assert last is not None
+        error = float((torch.from_numpy(last[0]) - expected).square().mean().sqrt() / expected.std())
+        print(f"{kv}, {here.name} to {there.name}: {error:.4f} of the logits' spread")
+        assert error < 0.1
+
+
 @pytest.mark.parametrize("quant", QUANTS, ids=lambda quant: quant.name)
 def test_models_in_every_block_type_agree_with_their_dequantised_weights(quant: Quant) -> None:
     weights, tokens = fake_blocks(quant), tokens_of(CONFIG, 40)
