@@ -83,7 +83,7 @@ def _check_distinct(tokens: list[str], kinds: list[TokenKind]) -> None:
 def _byte_level(keys: GgufKeys, vocabulary: _Vocabulary) -> Definition:
     pre = pre_tokenizer_named(keys.text("pre", "default"))
     ids = vocabulary.ids
-    merges = [_merge(i, merge, ids) for i, merge in enumerate(keys.texts("merges"))]
+    merges = _merges(keys.texts("merges"), ids)
     return Definition(
         json={
             "added_tokens": vocabulary.added(),
@@ -133,14 +133,16 @@ def _bpe(ids: dict[str, int], merges: list[Json]) -> dict[str, Json]:
     return {"type": "BPE", "vocab": dict[str, Json](ids), "merges": merges}
 
 
-def _merge(index: int, merge: str, ids: dict[str, int]) -> Json:
-    left, separator, right = merge.partition(" ")
-    if left in ids and right in ids and left + right in ids:
-        return [left, right]
-    if not separator:
-        raise TokenizerError(f"{PREFIX}merges[{index}] must be two tokens with a space between, got {merge!r}")
-    missing = next(token for token in (left, right, left + right) if token not in ids)
-    raise TokenizerError(f"{PREFIX}merges[{index}] needs the token {missing!r}, which is not in {PREFIX}tokens")
+def _merges(texts: list[str], ids: dict[str, int]) -> list[Json]:
+    parts = [text.partition(" ") for text in texts]
+    for i, (left, separator, right) in enumerate(parts):
+        if left in ids and right in ids and left + right in ids:
+            continue
+        if not separator:
+            raise TokenizerError(f"{PREFIX}merges[{i}] must be two tokens with a space between, got {left!r}")
+        missing = next(token for token in (left, right, left + right) if token not in ids)
+        raise TokenizerError(f"{PREFIX}merges[{i}] needs the token {missing!r}, which is not in {PREFIX}tokens")
+    return [[left, right] for left, _, right in parts]
 
 
 def _merges_by_score(scores: list[float], vocabulary: _Vocabulary) -> list[Json]:

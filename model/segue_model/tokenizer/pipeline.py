@@ -1,16 +1,16 @@
 """A tokenizer.json as data: checked, and rewritten so that plain text cannot reach a control token."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
-from tokenizers import AddedToken as BackendToken
 from tokenizers import Tokenizer as Backend
 
+from segue_model.tokenizer.backends import added_token, build
 from segue_model.tokenizer.errors import TokenizerError
 from segue_model.tokenizer.json_types import Json, as_id, as_list, as_object, as_text
 
 _MODELS = ("BPE", "WordLevel")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Pipeline:
             # Truncation and padding would change ids behind the caller's back.
             definition | {"truncation": None, "padding": None},
             model,
-            {text: as_id(token_id, f"model.vocab[{text!r}]") for text, token_id in vocab.items()},
+            _ids(vocab),
             tuple(_added_token(i, entry) for i, entry in enumerate(added)),
         )
 
@@ -64,7 +64,7 @@ class Pipeline:
         """Reads a control token wherever the text spells one out."""
         # Matched in the raw text only, so that no normaliser can turn other text into a control token.
         added = [t.entry | {"normalized": False} if t.special else t.entry for t in self.added]
-        backend = _build(self.definition, self.model, added)
+        backend = build(self.definition, self.model, added)
         for token in self.added:
             if (found := backend.token_to_id(token.text)) != token.id:
                 raise TokenizerError(f"added_tokens: {token.text!r} claims id {token.id} but would get {found}")
@@ -92,7 +92,7 @@ class Pipeline:
             return False
         if any(self.vocab.get(token.text) != token.id for token in self._kept()):
             return False
-        return hidden.isdisjoint(map(_outcome, as_list(model.get("merges", []), "model.merges")))
+        return hidden.isdisjoint(_outcomes(as_list(model.get("merges", []), "model.merges")))
 
     def _sharing(self, parsing: Backend) -> Backend:
         """The same model under a table of added tokens without the control tokens."""
@@ -100,7 +100,7 @@ class Pipeline:
         for step in ("normalizer", "pre_tokenizer", "decoder"):
             if (found := getattr(parsing, step)) is not None:
                 setattr(backend, step, found)
-        backend.add_tokens([BackendToken(t.text, **{f: t.entry.get(f) is True for f in _FLAGS}) for t in self._kept()])
+        backend.add_tokens([added_token(token.entry) for token in self._kept()])
         return backend
 
     def _without_hidden(self, continues: bool) -> Backend:
@@ -116,7 +116,7 @@ class Pipeline:
         definition = self.definition | {"post_processor": None}
         if continues:
             definition["pre_tokenizer"] = _mid_text(definition.get("pre_tokenizer"))
-        return _build(definition, model, [token.entry for token in kept])
+        return build(definition, model, [token.entry for token in kept])
 
     @property
     def marks_start(self) -> bool:
@@ -131,6 +131,15 @@ class Pipeline:
         """Control tokens, less the one for unknown text, and less single characters: those must stay writable."""
         unknown = self.model.get("unk_token")
         return {text for text in self.special.values() if len(text) > 1 and text != unknown}
+
+
+def _ids(vocab: dict[str, Json]) -> dict[str, int]:
+    """Raises TokenizerError for what is no token id; its name is spelled out only then, a start waits for this."""
+    ids = {text: token_id for text, token_id in vocab.items() if type(token_id) is int and token_id >= 0}
+    if len(ids) < len(vocab):
+        text = next(text for text in vocab if text not in ids)
+        as_id(vocab[text], f"model.vocab[{text!r}]")
+    return ids
 
 
 def _added_token(index: int, value: Json) -> AddedToken:
@@ -149,9 +158,10 @@ def _merge_texts(merge: Json) -> list[str]:
     return [*texts, "".join(texts)]
 
 
-def _outcome(merge: Json) -> str:
-    """What a merge, in a form that the library has taken, makes."""
-    return merge.replace(" ", "") if isinstance(merge, str) else "".join(map(str, as_list(merge, "model.merges")))
+def _outcomes(merges: list[Json]) -> Iterator[str]:
+    """What merges make, in the forms that the library has taken."""
+    taken = cast("list[str | list[str]]", merges)
+    return (merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in taken)
 
 
 def _mid_text(step: Json) -> Json:
@@ -163,11 +173,3 @@ def _mid_text(step: Json) -> Json:
     if isinstance(steps := step.get("pretokenizers"), list):
         return step | {"pretokenizers": [_mid_text(inner) for inner in steps]}
     return step
-
-
-def _build(definition: dict[str, Json], model: dict[str, Json], added: list[dict[str, Json]]) -> Backend:
-    whole = definition | {"model": model, "added_tokens": list[Json](added)}
-    try:
-        return Backend.from_str(json.dumps(whole, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"the tokenizer definition was refused: {error}") from error

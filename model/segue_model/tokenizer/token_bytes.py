@@ -46,7 +46,7 @@ def token_bytes(pipeline: Pipeline, *, at_least: int = 0) -> TokenBytes:
     writer = _writer(pipeline.definition.get("decoder"))
     # Added tokens are spelled as they read, also where the others use the byte alphabet.
     raw = {token.id for token in pipeline.added} if writer.byte_level else set()
-    alphabet = byte_alphabet()
+    alphabet = _to_latin_1(byte_alphabet())
     table = [b""] * size
     for token_id, text in texts.items():
         spelled = writer.byte_level and token_id not in raw
@@ -54,11 +54,17 @@ def token_bytes(pipeline: Pipeline, *, at_least: int = 0) -> TokenBytes:
     return TokenBytes(table, frozenset(pipeline.special), writer.lead)
 
 
-def _spelled(text: str, alphabet: Mapping[str, int]) -> bytes | None:
+def _to_latin_1(alphabet: Mapping[str, int]) -> dict[int, int]:
+    """For `str.translate`: the byte alphabet's characters become the bytes' own in Latin-1, and no other does."""
+    foreign = {code: 0x100 for code in range(256) if chr(code) not in alphabet}
+    return foreign | {ord(character): byte for character, byte in alphabet.items()}
+
+
+def _spelled(text: str, alphabet: Mapping[int, int]) -> bytes | None:
     """What characters of the byte alphabet stand for; None when there are others among them."""
     try:
-        return bytes([alphabet[char] for char in text])
-    except KeyError:
+        return text.translate(alphabet).encode("latin-1")
+    except UnicodeEncodeError:
         return None
 
 
