@@ -115,7 +115,7 @@ def sample(rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Ou
 
 
 def check_rows(rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> None:
-    """Raises ValueError unless there are a row (vocab,) for each request and a sum of weights for each vocabulary."""
+    """Raises ValueError unless each request has a row, all of one vocabulary whose weights can be summed up."""
     if len(rows) != len(requests):
         raise ValueError(
             f"there must be a row of logits for each request, got {len(rows)} rows, {len(requests)} requests"
@@ -123,6 +123,8 @@ def check_rows(rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> Non
     for row in rows:
         if row.ndim != 1 or not 0 < row.size <= MAX_VOCAB:
             raise ValueError(f"a row of logits must be (vocab,), of 1 .. {MAX_VOCAB} tokens, got {row.shape}")
+        if row.size != rows[0].size:
+            raise ValueError(f"rows of logits must be of one vocabulary, got {rows[0].size} and {row.size} tokens")
 
 
 def token_logprobs(logits: Logits, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -329,6 +329,8 @@ def test_rows_and_requests_must_agree(logits: Logits) -> None:
         sample(np.tile(logits, (2, 1)), [SampleRequest(Sampling(), 0, [])])
     with pytest.raises(ValueError, match=r"a row of logits must be \(vocab,\), .* got \(2, 400\)"):
         module.sample([np.tile(logits, (2, 1))], [SampleRequest(Sampling(), 0, [])])
+    with pytest.raises(ValueError, match="must be of one vocabulary, got 400 and 399 tokens"):
+        module.sample([logits, logits[1:]], [SampleRequest(Sampling(), 0, [])] * 2)
     with pytest.raises(SamplingError, match=r"logits must be \(1, vocab\).* got \(2, 400\)"):
         token_logprobs(np.tile(logits, (2, 1)), [0], 0)
     with pytest.raises(SamplingError, match=r"row 1: token_ids holds token 400"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from segue_model.runner.native.library import Batch, Complaint, Library, Rounding, Shape, Slot, Stored
+from segue_model.runner.native.library import Batch, Complaint, Draw, Drawn, Library, Rounding, Shape, Slot, Stored
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -68,6 +68,12 @@ class Kernels:
         status = self._f.segue_forward(self._handle, ctypes.byref(batch), ctypes.byref(complaint))
         self._library.checked(status)
         return complaint
+
+    def sample(self, draws: "ctypes.Array[Draw]", vocab: int) -> "ctypes.Array[Drawn]":
+        """Draw from rows of `vocab` logits that the caller holds."""
+        drawn = (Drawn * len(draws))()
+        self._library.checked(self._f.segue_sample(self._handle, draws, len(draws), vocab, drawn))
+        return drawn
 
     def copy_page(self, source: int, target: int) -> None:
         self._f.segue_copy_page(self._handle, source, target)

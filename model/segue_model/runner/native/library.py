@@ -1,4 +1,4 @@
-"""The C interface of the kernels, declared once. Names and layouts mirror src/api.cpp, model.h and batch.h."""
+"""The C interface of the kernels, declared once. Names and layouts mirror api.cpp, model.h, batch.h and sample.h."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
@@ -75,6 +75,17 @@ class Fault(IntEnum):
     SHARED = 6
 
 
+class Refusal(IntEnum):
+    """Why nothing was drawn from a row."""
+
+    NONE = 0
+    LOGITS = 1
+    ADJUSTED = 2
+    BIAS = 3
+    HISTORY = 4
+    BANNED = 5
+
+
 class Shape(Structure):
     _fields_ = (
         *(
@@ -96,6 +107,21 @@ class Batch(Structure):
 
 class Complaint(Structure):
     _fields_ = (("fault", c_int32), ("slice", c_int64), ("value", c_int64))
+
+
+class Draw(Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        *((name, c_double) for name in ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")),
+        *((name, c_int64) for name in ("seed", "position", "top_k")),
+        *((name, c_void_p) for name in ("bias_ids", "biases", "history", "banned")),
+        *((name, c_int64) for name in ("bias_count", "history_count", "banned_count", "best_count")),
+        ("best", c_void_p),
+    )
+
+
+class Drawn(Structure):
+    _fields_ = (("token", c_int64), ("mass", c_int64), ("peak", c_float), ("refusal", c_int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +157,7 @@ _SIGNATURES: Final = {  # name -> result, arguments
     "weight_bytes": (c_int64, c_void_p),
     "unpack_row": (None, c_void_p, c_int32, c_int32, c_int32, c_void_p),
     "forward": (c_int32, c_void_p, POINTER(Batch), POINTER(Complaint)),
+    "sample": (c_int32, c_void_p, POINTER(Draw), c_int32, c_int32, POINTER(Drawn)),
     "copy_page": (None, c_void_p, c_int64, c_int64),
     "export": (None, c_void_p, c_void_p, c_int64, c_void_p),
     "import": (None, c_void_p, c_void_p, c_int64, c_void_p),

@@ -13,11 +13,12 @@ from segue_model.rope_frequencies import cosines_and_sines
 from segue_model.runner.base import PAGE_TOKENS, Slice
 from segue_model.runner.canonical import check_canonical, check_exported_tokens
 from segue_model.runner.native.build import build, choose_isa
+from segue_model.runner.native.draws import FlatDraws
 from segue_model.runner.native.flat_batch import FlatBatch, complaint_text
 from segue_model.runner.native.kernels import Ints, Kernels
 from segue_model.runner.native.library import MAX_HEAD_DIM, PAIR_ROWS, KvType, Shape
 from segue_model.runner.native.load import FORMATS, load_weights
-from segue_model.sampling import Outcome, SampleRequest, sample
+from segue_model.sampling import Outcome, SampleRequest, check_rows
 
 KvDtype = Literal["bfloat16", "float32", "int8"]
 WeightsFormat = Literal["auto", "int8", "int4", "bf16"]
@@ -97,6 +98,10 @@ class NativeRunner:
         return self._num_pages
 
     @property
+    def batch_invariant(self) -> bool:
+        return True
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the packed weights and the rotary tables."""
         return self.kernels.weight_bytes
@@ -117,8 +122,12 @@ class NativeRunner:
         return [part if len(part) else None for part in parts[:-1]]
 
     def sample(self, rows: Sequence[Logits], requests: Sequence[SampleRequest]) -> list[Outcome]:
-        """See Runner.sample."""
-        return sample(rows, requests)
+        """See Runner.sample. One call for all rows, which the threads share out."""
+        check_rows(rows, requests)
+        if not rows:
+            return []
+        flat = FlatDraws(rows, requests)
+        return flat.outcomes(self.kernels.sample(flat.draws, flat.vocab))
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner.copy_pages; pairs are copied in order."""

@@ -10,6 +10,7 @@
 #include "linear_amx.h"
 #endif
 #include "pack.h"
+#include "sample.h"
 #include "step.h"
 
 #define SEGUE_API extern "C" __attribute__((visibility("default")))
@@ -18,7 +19,7 @@ namespace segue {
 namespace {
 
 struct Runner {
-  Runner(const Shape& shape, const float* cos, const float* sin) : model(shape, cos, sin), checker(model) {}
+  Runner(const Shape& shape, const float* cos, const float* sin) : model(shape, cos, sin), checker(model), sampler(model.pool) {}
 
   Step& step() {  // its memory is only needed once the weights are there
     if (!steps) steps = std::make_unique<Step>(model);
@@ -27,6 +28,7 @@ struct Runner {
 
   Model model;
   BatchChecker checker;
+  Sampler sampler;
   std::unique_ptr<Step> steps;
 };
 
@@ -185,6 +187,11 @@ SEGUE_API int segue_forward(Runner* runner, const segue::Batch* batch, segue::Co
     *complaint = runner->checker.check(*batch);
     if (complaint->fault == segue::Fault::none) runner->step().forward(*batch);
   });
+}
+
+// One token for each of the draws; rows of `vocab` logits.
+SEGUE_API int segue_sample(Runner* runner, const segue::Draw* draws, int32_t count, int32_t vocab, segue::Drawn* drawn) {
+  return segue::guarded([&] { runner->sampler.draw(draws, count, vocab, drawn); });
 }
 
 SEGUE_API void segue_copy_page(Runner* runner, int64_t source, int64_t target) {

@@ -80,6 +80,14 @@ SEGUE_INLINE int32_t sum(I32 a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
+// One bit for each lane.
+SEGUE_INLINE uint32_t at_least(F32 a, F32 b) {
+  const auto half = [](__m256 x, __m256 y) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_GE_OQ)));
+  };
+  return half(a.lo, b.lo) | half(a.hi, b.hi) << 8;
+}
+
 // Lanes first .. last - 1 of a, `other` elsewhere.
 SEGUE_INLINE F32 keep(F32 a, int first, int last, float other) {
   const __m256i low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), high = _mm256_add_epi32(low, _mm256_set1_epi32(8));

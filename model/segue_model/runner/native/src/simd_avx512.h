@@ -57,6 +57,9 @@ SEGUE_INLINE float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }
 SEGUE_INLINE float highest(F32 a) { return _mm512_reduce_max_ps(a.v); }
 SEGUE_INLINE int32_t sum(I32 a) { return _mm512_reduce_add_epi32(a.v); }
 
+// One bit for each lane.
+SEGUE_INLINE uint32_t at_least(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+
 // Lanes first .. last - 1 of a, `other` elsewhere.
 SEGUE_INLINE F32 keep(F32 a, int first, int last, float other) {
   const uint32_t below_last = last >= 16 ? 0xffffu : last <= 0 ? 0u : (1u << last) - 1u;

@@ -78,6 +78,13 @@ SEGUE_INLINE int32_t sum(I32 a) {
   return total;
 }
 
+// One bit for each lane.
+SEGUE_INLINE uint32_t at_least(F32 a, F32 b) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < 16; i++) lanes |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+  return lanes;
+}
+
 // Lanes first .. last - 1 of a, `other` elsewhere.
 SEGUE_INLINE F32 keep(F32 a, int first, int last, float other) {
   return lanes_f32([&](int i) { return i >= first && i < last ? a.v[i] : other; });
