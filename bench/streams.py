@@ -1,8 +1,9 @@
 """Throughput and latency by the number of streams: tokens/s, time to first token, gap between tokens.
 
 Each stream is a turn of its own session: a prompt of random tokens, greedy decoding, no end before --new-tokens. All
-start together. tokens/s counts the generated tokens of all streams from the first request to the last token, so it
-pays for the prompts too; latencies are seen by the client, over the socket.
+start together, on a server without drafts, so that a token is a pass. tokens/s counts the generated tokens of all
+streams from the first request to the last token, so it pays for the prompts too; latencies are seen by the client, over
+the socket.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class Run:
 
 def main() -> int:
     options, server_words = parse()
-    with running_server(*server_words) as addresses:
+    with running_server("--draft-tokens", "0", *server_words) as addresses:
         print_served(addresses.grpc)
         print(f"prompts of {options.prompt_tokens} tokens, {options.new_tokens} new tokens each")
         rows = [row(addresses.grpc, count, options) for count in options.streams]

@@ -168,6 +168,7 @@ async def _start_segue(file: Path, kv_dtype: str, threads: int, log: Path) -> tu
     command = [
         *(sys.executable, "-m", "segue_server", "--model", file, "--kv-dtype", kv_dtype, "--threads", threads),
         *("--port", port, "--admin-port", 0, "--metrics-port", 0),
+        *("--draft-tokens", 0),  # a pass a token, as the others do it
     ]
     group = Group(_words(command), {}, log, piped=False)
     return group, await _or_stop(group, SegueBackend.start(group, f"127.0.0.1:{port}"))

@@ -32,37 +32,11 @@ class Answers:
             if work.start < job.turn.prompt_end - 1:
                 self._report_prefill(job, work, out)
             if token := drawn.get(job.spec.request_id):
-                self._accept(job, token, now)
+                self.take(job, token, now)
             elif not job.spec.samples and not work.sequence.remaining:
                 self._jobs.finish(job, FinishReason.MAX_TOKENS)
 
-    def _report_prefill(self, job: Job, work: Work, out: Logits | None) -> None:
-        """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due.
-
-        What is computed again after a preemption has been reported before.
-        """
-        done = min(work.start + work.count, job.turn.prompt_end)
-        if done <= job.prefilled:
-            return
-        job.prefilled = done
-        logprobs = self._prompt_logprobs(job, work, out)
-        if logprobs or done < job.turn.prompt_end:
-            base = job.turn.prompt_end - job.usage.computed_tokens
-            self._jobs.emit(job.spec.sink, Prefill(done - base, job.usage.computed_tokens, logprobs))
-
-    def _prompt_logprobs(self, job: Job, work: Work, out: Logits | None) -> tuple[TokenLogprob, ...]:
-        """Logprobs of the prompt tokens that follow a position of this chunk; the row of p - 1 tells about token p."""
-        if not job.spec.prompt_logprobs or out is None:
-            return ()
-        first = max(work.start + 1, job.logprobs_from)
-        end = min(work.start + work.count + 1, job.turn.prompt_end)
-        if first >= end:
-            return ()
-        job.logprobs_from = end
-        rows = out[first - 1 - work.start : end - 1 - work.start]
-        return tuple(token_logprobs(rows, job.sequence.tokens[first:end], job.spec.top_logprobs or 0))
-
-    def _accept(self, job: Job, drawn: Sampled, now: float) -> None:
+    def take(self, job: Job, drawn: Sampled, now: float) -> None:
         """Append a sampled token to the ledger, put it on the stream, and end the turn if it says so."""
         spec, token = job.spec, drawn.token_id
         self._accounts.token(job, now)
@@ -89,3 +63,29 @@ class Answers:
             job.reached = job.sequence.cache.computed
             if not dropped:
                 self._jobs.finish(job, FinishReason.CONTEXT_FULL)
+
+    def _report_prefill(self, job: Job, work: Work, out: Logits | None) -> None:
+        """Tell how far the prompt is. One chunk that is the whole prompt needs no progress, unless logprobs are due.
+
+        What is computed again after a preemption has been reported before.
+        """
+        done = min(work.start + work.count, job.turn.prompt_end)
+        if done <= job.prefilled:
+            return
+        job.prefilled = done
+        logprobs = self._prompt_logprobs(job, work, out)
+        if logprobs or done < job.turn.prompt_end:
+            base = job.turn.prompt_end - job.usage.computed_tokens
+            self._jobs.emit(job.spec.sink, Prefill(done - base, job.usage.computed_tokens, logprobs))
+
+    def _prompt_logprobs(self, job: Job, work: Work, out: Logits | None) -> tuple[TokenLogprob, ...]:
+        """Logprobs of the prompt tokens that follow a position of this chunk; the row of p - 1 tells about token p."""
+        if not job.spec.prompt_logprobs or out is None:
+            return ()
+        first = max(work.start + 1, job.logprobs_from)
+        end = min(work.start + work.count + 1, job.turn.prompt_end)
+        if first >= end:
+            return ()
+        job.logprobs_from = end
+        rows = out[first - 1 - work.start : end - 1 - work.start]
+        return tuple(token_logprobs(rows, job.sequence.tokens[first:end], job.spec.top_logprobs or 0))

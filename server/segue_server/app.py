@@ -143,6 +143,7 @@ async def _serving(
         runner,
         max_running=config.max_running,
         step_tokens=config.prefill_chunk_tokens,
+        draft_tokens=config.draft_tokens,
         slow_reader_limit=config.slow_reader_limit,
         kv_dtype=served.kv_dtype,
         offload=Offload(

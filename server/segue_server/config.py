@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from segue_model.paging import PAGE_TOKENS
+from segue_server.drafts import LONGEST
 
 MIB = 1 << 20
 METRICS_ALIASES = ("vllm", "otel")
@@ -41,6 +42,7 @@ class ServerConfig:
     max_queued: int = 256
     max_sessions: int = 4096
     prefill_chunk_tokens: int = 128
+    draft_tokens: int = 7
     queue_timeout: float = 300.0
     default_ttl: float = 3600.0
     max_ttl: float = 7 * 24 * 3600.0
@@ -69,6 +71,7 @@ class ServerConfig:
             "metrics_aliases", f"be of {', '.join(known)}", lambda names: all(name in known for name in names)
         )
         self._require("prefill_chunk_tokens", f"be at least a page, {PAGE_TOKENS}", lambda value: value >= PAGE_TOKENS)
+        self._require("draft_tokens", f"be between 0 and {LONGEST}", lambda value: 0 <= value <= LONGEST)
         for name in ("kv_high_watermark", "kv_low_watermark"):
             self._require(name, "be above 0 and at most 1", lambda value: 0 < value <= 1)
         highest = self.kv_high_watermark
@@ -110,6 +113,7 @@ _HELP = {
     "max_queued": "turns waiting for a place; more are refused with QUEUE_FULL",
     "max_sessions": "sessions kept at once; more are refused with SESSION_LIMIT",
     "prefill_chunk_tokens": "prompt tokens computed in one step; smaller: running streams wait less",
+    "draft_tokens": "tokens guessed ahead in a step of the native runner, from what the session has said; 0 = none",
     "queue_timeout": "seconds a turn waits for a place unless its request says otherwise",
     "default_ttl": "seconds of idleness after which a session expires",
     "max_ttl": "longest ttl a session may ask for",

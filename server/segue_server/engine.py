@@ -12,10 +12,11 @@ from collections.abc import Sequence as Seq
 
 from segue_model.arrays import Logits
 from segue_model.runner.base import PAGE_TOKENS, Runner, Slice, Want
-from segue_model.sampling import Sampled, SampleRequest, SamplingError
+from segue_model.sampling import Sampled, SamplingError
 from segue_server.accountant import Accountant
 from segue_server.answers import Answers
 from segue_server.cache.pages import PagePool
+from segue_server.drafter import Drafter
 from segue_server.errors import EngineError, SessionExists, beyond_end
 from segue_server.foresight import Foresight, Speeds, foresee
 from segue_server.holdings import Holdings
@@ -26,6 +27,7 @@ from segue_server.ledger.journal import Journal
 from segue_server.mover import KvMover, Offload
 from segue_server.plan import Plan, Work
 from segue_server.scheduler import Scheduler
+from segue_server.sequence import Sequence
 from segue_server.stats import EngineStats
 
 log = logging.getLogger(__name__)
@@ -43,13 +45,16 @@ class Engine:
         *,
         max_running: int,
         step_tokens: int,
+        draft_tokens: int = 0,
         slow_reader_limit: float = 30.0,
         kv_dtype: str = "",
         offload: Offload | None = None,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`journal` is told of every change of a ledger. Raises OSError when a disk tier's directory cannot be made."""
+        """`journal` is told of every change of a ledger. `draft_tokens` bounds those that a sequence guesses in a step,
+        if the runner is batch-invariant. Raises OSError when a disk tier's directory cannot be made.
+        """
         offload = offload or Offload()
         self.runner = runner
         self.stats = EngineStats()
@@ -76,6 +81,7 @@ class Engine:
             clock=clock,
         )
         self._answers = Answers(self.jobs, self._accounts, clock)
+        self.drafter = Drafter(self.jobs, self.stats, draft_tokens if runner.batch_invariant else 0)
 
     # Sessions
 
@@ -170,9 +176,11 @@ class Engine:
         self.mover.restore(plan.restores)
         if not plan.work:
             return plan.relieved or bool(plan.restores)
+        self.drafter.extend(plan)
         try:
             logits = self._forward(plan)
             self._answers.update(plan, logits, self._sample(plan, logits))
+            self._follow(plan, logits)
         except Exception as error:  # noqa: BLE001 - whatever the arithmetic raises must not end the engine
             self._abandon(plan.work, error)
         return True
@@ -198,38 +206,54 @@ class Engine:
             self.runner.copy_pages(plan.copies)
         logits = self.runner.forward([self._slice(work) for work in plan.work])
         for work in plan.work:
-            work.sequence.advance(work.count)  # cache.pos moves on here and nowhere else
-            job, end = self.jobs.of(work.sequence), work.start + work.count
-            self._accounts.computed(job, work.start, end)
-            if work.start < job.turn.prompt_end <= end:
-                self.holdings.index(work.sequence)  # others with the same prompt need not wait for the answer
+            self._advance(work.sequence, work.count)
         self._accounts.step(plan, self.clock() - began)
         return logits
 
+    def _advance(self, sequence: Sequence, count: int) -> None:
+        """The next `count` tokens of a ledger have been computed: cache.pos moves on here and nowhere else."""
+        start, job = sequence.cache.computed, self.jobs.of(sequence)
+        sequence.advance(count)
+        self._accounts.computed(job, start, start + count)
+        if start < job.turn.prompt_end <= start + count:
+            self.holdings.index(sequence)  # others with the same prompt need not wait for the answer
+
     def _sample(self, plan: Plan, logits: Seq[Logits | None]) -> dict[str, Sampled]:
         """Draw the next token of each sequence whose last token has just been computed."""
-        began = self.clock()
-        rows: list[Logits] = []
-        requests: list[SampleRequest] = []
-        jobs: list[Job] = []
+        rows: list[tuple[Job, Logits]] = []
         for work, out in zip(plan.work, logits, strict=True):
             job = self.jobs.of(work.sequence)
             if out is not None and work.reaches_end and job.spec.samples:
-                rows.append(out[-1])
-                requests.append(job.sample_request())
-                jobs.append(job)
+                rows.append((job, out[-1 - len(work.drafts)]))
+        return self._draw(rows)
+
+    def _follow(self, plan: Plan, logits: Seq[Logits | None]) -> None:
+        """Draw on along the drafts, row by row, as long as what was drawn is what was guessed."""
+        for work, out in zip(plan.work, logits, strict=True):
+            if out is None or not work.drafts or not (job := self.jobs.find(work.sequence)):
+                continue
+            accepted = 0
+            while work.came_true(accepted):
+                self._advance(work.sequence, 1)
+                accepted += 1
+                for token in self._draw([(job, out[accepted])]).values():
+                    self._answers.take(job, token, self.clock())
+            self.drafter.learn(job, len(work.drafts), accepted)
+
+    def _draw(self, rows: Seq[tuple[Job, Logits]]) -> dict[str, Sampled]:
+        """A token from each row, by request id; a turn that none can be drawn for fails."""
         if not rows:
             return {}
-        drawn = self.runner.sample(rows, requests)
+        began = self.clock()
+        drawn = self.runner.sample([row for _, row in rows], [job.sample_request() for job, _ in rows])
         self.stats.busy_seconds.add("sample", amount=self.clock() - began)
-        for job, token in zip(jobs, drawn, strict=True):
+        tokens: dict[str, Sampled] = {}
+        for (job, _), token in zip(rows, drawn, strict=True):
             if isinstance(token, SamplingError):
                 self.jobs.fail(job, EngineError(f"no token can be drawn: {token}"))
-        return {
-            job.spec.request_id: token
-            for job, token in zip(jobs, drawn, strict=True)
-            if not isinstance(token, SamplingError)
-        }
+            else:
+                tokens[job.spec.request_id] = token
+        return tokens
 
     def _abandon(self, failed: Seq[Work], error: Exception) -> None:
         """A step raised: its turns end with an error, and KV that it may have spoilt is forgotten."""
@@ -243,9 +267,9 @@ class Engine:
     def _slice(self, work: Work) -> Slice:
         job = self.jobs.of(work.sequence)
         want = Want.NOTHING
-        if job.spec.prompt_logprobs and work.start < job.turn.prompt_end:
+        if work.drafts or (job.spec.prompt_logprobs and work.start < job.turn.prompt_end):
             want = Want.ALL
         elif work.reaches_end and job.spec.samples:
             want = Want.LAST
         tokens = work.sequence.tokens[work.start : work.start + work.count]
-        return Slice(tokens, work.start, work.sequence.cache.pages, want)
+        return Slice([*tokens, *work.drafts] if work.drafts else tokens, work.start, work.sequence.cache.pages, want)

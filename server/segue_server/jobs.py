@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue_model.sampling import SampleRequest, Sampling
+from segue_server.drafts import Pace
 from segue_server.events import Event, Timings, Usage
 from segue_server.requests import CommitPolicy
 from segue_server.sequence import Sequence, Turn
@@ -85,6 +86,7 @@ class Job:
     max_gap: float = 0.0
     dropped: int = 0  # tokens that a sliding context lost in this turn
     generated: int = 0  # sampled, whether the ledger kept them or not
+    pace: Pace = field(default_factory=Pace)  # of drafting
 
     @property
     def phase(self) -> str:

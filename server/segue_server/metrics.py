@@ -90,6 +90,8 @@ class SegueCollector(Collector):
             "recomputed_tokens", "Positions computed again", stats.recomputed_tokens.values, "reason"
         )
         yield self._new.counter("generated_tokens", "Sampled tokens", stats.generated_tokens)
+        text = "Tokens guessed ahead; accepted ones were sampled from the pass that guessed them"
+        yield self._new.counters("draft_tokens", text, stats.draft_tokens.values, "outcome")
         yield self._new.histogram("turn_prompt_tokens", "Appended tokens per turn", stats.turn_prompt_tokens)
         yield self._new.histogram("turn_generated_tokens", "Sampled tokens per turn", stats.turn_generated_tokens)
         yield self._new.histogram("session_context_tokens", "Ledger length after a turn", stats.session_context_tokens)

@@ -1,5 +1,6 @@
 """What a step does: the batch, and what of the pages is to be done before it is run. Integers only."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from segue_server.cache.pages import PageId
@@ -9,16 +10,27 @@ from segue_server.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute `count` tokens of a sequence, from position `start` on."""
+    """Compute `count` tokens of a sequence, from position `start` on, and the drafts as if they came after them."""
 
     sequence: Sequence
     start: int
     count: int
+    drafts: Seq[int] = ()  # see drafts.py; only behind the last token
 
     @property
     def reaches_end(self) -> bool:
         """The pass computes the last token of the ledger, so its logits tell the next one."""
         return self.start + self.count == len(self.sequence.tokens)
+
+    def came_true(self, index: int) -> bool:
+        """The ledger has gone on with the draft, and no further: its KV is computed, and so is what comes after it."""
+        position, sequence = self.start + self.count + index, self.sequence
+        return (
+            index < len(self.drafts)
+            and sequence.turn is not None
+            and sequence.cache.computed == position == len(sequence.tokens) - 1
+            and sequence.tokens[position] == self.drafts[index]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class EngineStats:
         self.cancellations = Tally(PHASES, (cause.value for cause in CancelCause))
         self.preemptions = 0
         self.wasted_tokens = Tally(("rolled_back",))
+        self.draft_tokens = Tally(("accepted", "rejected"))
         self.time_to_first_token = {context: Histogram(TTFT_EDGES) for context in CONTEXTS}
         self.inter_token = Histogram(INTER_TOKEN_EDGES)
         self.time_per_output_token = Histogram(INTER_TOKEN_EDGES)

@@ -110,8 +110,10 @@ def admin_of(server: LiveServer) -> AdminClient:
 class House:
     """The server that everything is compared with, and another that computes otherwise."""
 
-    home: LiveServer  # one thread, chunks of 512
-    other: LiveServer  # two threads, chunks of 16; started on what home's ledger held of the sessions in `CASES`
+    home: LiveServer  # one thread, chunks of 512, no drafts
+    other: (
+        LiveServer  # two threads, chunks of 16, drafts; started on what home's ledger held of the sessions in `CASES`
+    )
 
     @cached_property
     def client(self) -> Client:
@@ -136,7 +138,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder, threads = tmp_path_factory.mktemp("bits"), torch.get_num_threads()
     tiers = Tiers(kv_host_bytes=64 * MIB, kv_disk_bytes=64 * MIB, kv_disk_dir=folder / "kv")
     base = ServerConfig(runner="native", port=0, admin_port=0, metrics_port=0, kv_bytes=640 * MIB)
-    here = replace(base, ledger=str(folder / "here.db"), threads=1, prefill_chunk_tokens=512, **tiers)
+    here = replace(base, ledger=str(folder / "here.db"), threads=1, prefill_chunk_tokens=512, draft_tokens=0, **tiers)
     there = replace(base, ledger=str(folder / "there.db"), threads=2, prefill_chunk_tokens=16)
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
@@ -321,6 +323,33 @@ def test_a_pool_for_one_session_changes_no_bit(house: House) -> None:
     assert sum(answer.usage.computed_tokens for answer in answers) > sum(len(case.context) for case in CASES) / 2
     for case, answer in zip(CASES, answers, strict=True):
         assert bits(answer) == house.truth[case], case.name
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.5, "seed": 3, "frequency_penalty": 0.1}])
+def test_drafts_change_no_bit(house: House, sampling: TurnOptions) -> None:
+    """Of answers that repeat themselves: some drafts come true, some do not."""
+    asked: TurnOptions = {
+        "tokens": CASES[0].tokens[:20] * 4,
+        "max_tokens": 80,
+        "ignore_eos": True,
+        "top_logprobs": 5,
+        "bypass_prefix_cache": True,
+        **sampling,
+    }
+    before = drafts(house.other)
+    with Client(house.other.target) as client:
+        answer = client.generate(**asked)
+    accepted, rejected = (now - then for now, then in zip(drafts(house.other), before, strict=True))
+    assert bits(answer) == bits(house.client.generate(**asked))
+    assert accepted > 10
+    assert rejected > 0
+    assert drafts(house.home) == (0, 0)
+
+
+def drafts(server: LiveServer) -> tuple[float, float]:
+    """Accepted and rejected so far."""
+    metrics = server.metrics()
+    return metrics["segue_draft_tokens_total", "accepted"], metrics["segue_draft_tokens_total", "rejected"]
 
 
 def evictions(server: LiveServer) -> float:

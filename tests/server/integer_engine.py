@@ -19,6 +19,8 @@ from segue_model.runner.base import Slice, Want
 from segue_model.runner.kv_store import KvStore, News
 from segue_model.sampling import Outcome, Sampled, SampleRequest
 from segue_server.cache.tiers import Tiers
+from segue_server.drafter import Drafter
+from segue_server.drafts import LONGEST
 from segue_server.engine import Engine
 from segue_server.ledger.journal import Journal
 from segue_server.mover import Offload
@@ -47,6 +49,7 @@ class IntegerRunner:
     """Computes next tokens from what it reads back through the page tables."""
 
     name = "integers"
+    batch_invariant = True
     config = DecoderConfig(
         vocab_size=VOCAB, dim=8, layers=1, heads=1, kv_heads=1, head_dim=8, ffn_dim=8, max_context_tokens=4096
     )
@@ -69,7 +72,8 @@ class IntegerRunner:
         new = kv_of(piece.token_ids, kv[-1] if kv else 0)
         for position, value in enumerate(new, piece.start):
             self._pages[piece.pages[position // PAGE_TOKENS]][position % PAGE_TOKENS] = value
-        return [token_after(kv + new)] if piece.want is Want.LAST else None
+        rows = {Want.NOTHING: 0, Want.LAST: 1, Want.ALL: len(new)}[piece.want]
+        return [token_after(kv + new[: len(new) - row]) for row in reversed(range(rows))] or None
 
     def _read(self, pages: Sequence[int], positions: int) -> list[int]:
         table = pages[: -(-positions // PAGE_TOKENS)]
@@ -189,6 +193,17 @@ class IntegerEngine(Engine):
         )
         self.integers = runner
         self.memory = offload.memory
+        self.drafter = Drafter(self.jobs, self.stats, LONGEST, guess=half_right)
+
+
+def half_right(tokens: "array[int]", count: int) -> list[int]:
+    """Drafts of which the first come true and the others do not; how many depends on the tokens."""
+    ledger = list(tokens)
+    for _ in range(count):
+        ledger.append(answer_to(ledger))
+    drafts = ledger[len(tokens) :]
+    right = hash(tuple(tokens)) % (count + 1)
+    return drafts[:right] + [VOCAB - 1 - draft for draft in drafts[right:]]
 
 
 def ids(tokens: Iterable[int]) -> "array[int]":

@@ -55,6 +55,7 @@ def test_words_reach_their_fields() -> None:
         ("default_ttl", math.nan, "above 0"),
         ("default_ttl", 1e9, "not be above --max-ttl"),
         ("prefill_chunk_tokens", 15, "at least a page, 16"),
+        ("draft_tokens", 8, "between 0 and 7"),
         ("kv_host_bytes", -1, "not be negative"),
         ("kv_disk_bytes", -1, "not be negative"),
         ("kv_high_watermark", 1.1, "at most 1"),

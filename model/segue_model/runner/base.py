@@ -60,6 +60,11 @@ class Runner(Protocol):
         """Pages in the pool; page ids are 0 .. num_pages - 1."""
         ...
 
+    @property
+    def batch_invariant(self) -> bool:
+        """A token's logits are the same bits whatever else is in the batch, and however its history was chunked."""
+        ...
+
     def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         """Compute the batch, write its K and V into the pages, and return float32 logits slice by slice.
 

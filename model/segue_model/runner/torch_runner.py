@@ -74,6 +74,10 @@ class TorchRunner:
     def num_pages(self) -> int:
         return self._num_pages
 
+    @property
+    def batch_invariant(self) -> bool:
+        return False
+
     @torch.inference_mode()
     def forward(self, batch: Sequence[Slice]) -> list[Logits | None]:
         """See Runner.forward. Raises ValueError, before anything is written, for a slice that does not fit."""
