@@ -1,6 +1,6 @@
 """Speed of the native kernels on the embedded SmolLM2, beside what this machine can do at this moment.
 
-    python bench/kernels.py [--threads 2] [--kv bfloat16] [--seconds 1.0] [--isa avx2]
+    python bench/kernels.py [--threads 2] [--kv bfloat16] [--seconds 1.0] [--isa avx2] [--only draws]
 
 Each measurement is paired with probes of memory bandwidth (reading 256 MB) and of arithmetic peak (byte dot products in
 registers; of bf16 tiles where there is a matrix unit) taken just before it, because on a shared machine only ratios
@@ -10,8 +10,9 @@ taken; best of all repetitions on both sides.
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from segue_model.runner.base import Slice, Want
 from segue_model.runner.native.kernels import Kernels
 from segue_model.runner.native.library import Slot
 from segue_model.runner.native.native_runner import NativeRunner
+from segue_model.sampling import SampleRequest, Sampling, sample
 
 PROBE_BYTES: Final = 256 << 20
 PROBE_ROUNDS: Final = 500_000
@@ -30,6 +32,13 @@ TILE_ROUNDS: Final = 50_000
 TILE_PRODUCTS_A_ROUND: Final = 4 * 16 * 16 * 32
 PAGES_EACH: Final = 80  # positions up to 1,280 for each of 32 streams
 DEPTHS: Final = (64, 1024, 4000, 8000)
+DRAWS: Final = 32
+SAMPLINGS: Final = {
+    "greedy": Sampling(temperature=0.0),
+    "temperature": Sampling(),
+    "top-k 50, top-p": Sampling(top_k=50, top_p=0.9),
+    "top-p 0.9": Sampling(top_p=0.9),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class Bench:
     def line(self, name: str, tokens: int, call: Callable[[], object], *, read: int = 0, products: int = 0) -> None:
         """read, products: bytes and multiply-adds that one call cannot avoid."""
         limits = Limits.measure(self.runner.kernels, self.runner.threads)
-        best = self._best(call)
+        best = self.best(call)
         floor = max(read / limits.bytes_per_second, products / limits.products_per_second)
         bandwidth, peak = limits.bytes_per_second / 1e9, 2 * limits.products_per_second / 1e9
         did = f"{read / best / 1e9:6.1f} GB/s {2 * products / best / 1e9:6.0f} GOP/s"
@@ -74,7 +83,7 @@ class Bench:
             flush=True,
         )
 
-    def _best(self, call: Callable[[], object]) -> float:
+    def best(self, call: Callable[[], object]) -> float:
         call()
         best, until = float("inf"), time.perf_counter() + self.seconds
         while time.perf_counter() < until:
@@ -128,6 +137,19 @@ def bench_steps(bench: Bench) -> None:
         bench.line(f"prompt of {length}", length, _step(runner, prompt), products=products)
 
 
+def bench_draws(bench: Bench, text: Sequence[int]) -> None:
+    """The tokens of 32 rows of the model's logits for a text, drawn in Python and by the kernels."""
+    runner = bench.runner
+    (logits,) = runner.forward([Slice(text[:DRAWS], 0, range(runner.num_pages), Want.ALL)])
+    if logits is None:
+        raise AssertionError("a runner gave no logits for Want.ALL")
+    rows = list(logits)
+    for name, sampling in SAMPLINGS.items():
+        requests = [SampleRequest(sampling, position, ()) for position in range(len(rows))]
+        slow, fast = (bench.best(partial(draw, rows, requests)) * 1e6 for draw in (sample, runner.sample))
+        print(f"draw {len(rows)}, {name:17} {slow:8.0f} us in Python  {fast:6.0f} us in the kernels", flush=True)
+
+
 def _step(runner: NativeRunner, batch: list[Slice]) -> Callable[[], object]:
     return lambda: runner.forward(batch)
 
@@ -143,6 +165,7 @@ def main() -> None:
     parser.add_argument("--kv", default="bfloat16", choices=("bfloat16", "float32", "int8"))
     parser.add_argument("--weights", default="auto", choices=("auto", "bf16", "int8", "int4"))
     parser.add_argument("--isa")
+    parser.add_argument("--only", choices=("linears", "steps", "draws"))
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line")
     arguments = parser.parse_args()
     path = find_embedded_model()
@@ -163,8 +186,12 @@ def main() -> None:
     size = runner.weight_bytes / 1e6
     print(f"{checkpoint.model_id}, {runner.name}, {runner.threads} threads; {size:.0f} MB packed in {loaded:.2f} s")
     bench = Bench(runner, arguments.seconds)
-    bench_linears(bench)
-    bench_steps(bench)
+    if arguments.only in (None, "linears"):
+        bench_linears(bench)
+    if arguments.only in (None, "steps"):
+        bench_steps(bench)
+    if arguments.only in (None, "draws") and checkpoint.tokenizer:
+        bench_draws(bench, checkpoint.tokenizer.encode(__doc__ or ""))
 
 
 if __name__ == "__main__":

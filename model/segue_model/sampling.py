@@ -37,7 +37,7 @@ from segue_model.arrays import Floats, Logits
 from segue_model.softmax import MAX_VOCAB, ONE, Ids, log_total, weights
 from segue_model.splitmix import random_bits
 
-_SORTED = 256  # what a nucleus search sorts at the end
+_BLOCK = 256  # shares that the draw adds up first, and what a nucleus search sorts at the end
 
 
 class SamplingError(ValueError):
@@ -255,7 +255,7 @@ def _nucleus(shares: Ids, top_p: float) -> Ids:
     total = int(shares.sum())
     missing = min(max(math.ceil(top_p * float(total)), 1), total)
     pool, count, parts = shares, 0, 16
-    while pool.size > _SORTED:
+    while pool.size > _BLOCK:
         split = pool.size - pool.size // parts
         pool = np.partition(pool, split)
         upper = pool[split:]
@@ -270,9 +270,17 @@ def _nucleus(shares: Ids, top_p: float) -> Ids:
 
 
 def _draw(shares: Ids, random: int) -> int:
-    """The index where the running sum of the shares passes random / 2**64 of the total."""
-    sums = shares.cumsum()
-    return int(np.searchsorted(sums, random * int(sums[-1]) >> 64, side="right"))
+    """The index where the running sum of the shares passes random / 2**64 of the total.
+
+    Block by block, then inside one: a cumulative sum is a chain of additions, which sums of blocks are not.
+    """
+    starts = np.arange(0, shares.size, _BLOCK)
+    sums = np.add.reduceat(shares, starts).cumsum()
+    target = random * int(sums[-1]) >> 64
+    block = int(np.searchsorted(sums, target, side="right"))
+    rest = target - (int(sums[block - 1]) if block else 0)
+    inner = shares[starts[block] : starts[block] + _BLOCK].cumsum()
+    return int(starts[block] + np.searchsorted(inner, rest, side="right"))
 
 
 def _token_logprob(row: Logits, token_id: int, best: int, top: int) -> TokenLogprob:

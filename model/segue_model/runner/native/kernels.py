@@ -2,12 +2,24 @@
 
 import ctypes
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from segue_model.runner.native.library import Batch, Complaint, Draw, Drawn, Library, Rounding, Shape, Slot, Stored
+from segue_model.runner.native.library import (
+    DRAW,
+    DRAWN,
+    Batch,
+    Complaint,
+    Drawn,
+    Library,
+    Rounding,
+    Shape,
+    Slot,
+    Stored,
+)
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -69,11 +81,12 @@ class Kernels:
         self._library.checked(status)
         return complaint
 
-    def sample(self, draws: "ctypes.Array[Draw]", vocab: int) -> "ctypes.Array[Drawn]":
-        """Draw from rows of `vocab` logits that the caller holds."""
-        drawn = (Drawn * len(draws))()
-        self._library.checked(self._f.segue_sample(self._handle, draws, len(draws), vocab, drawn))
-        return drawn
+    def sample(self, draws: bytes, vocab: int) -> Iterator[Drawn]:
+        """draws: packed; the caller holds the rows, of `vocab` logits each, and whatever else they point to."""
+        count = len(draws) // DRAW.size
+        drawn = ctypes.create_string_buffer(count * DRAWN.size)
+        self._library.checked(self._f.segue_sample(self._handle, draws, count, vocab, drawn))
+        return DRAWN.iter_unpack(drawn)
 
     def copy_page(self, source: int, target: int) -> None:
         self._f.segue_copy_page(self._handle, source, target)

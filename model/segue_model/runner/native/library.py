@@ -1,6 +1,7 @@
 """The C interface of the kernels, declared once. Names and layouts mirror api.cpp, model.h, batch.h and sample.h."""
 
 import ctypes
+import struct
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -109,19 +110,10 @@ class Complaint(Structure):
     _fields_ = (("fault", c_int32), ("slice", c_int64), ("value", c_int64))
 
 
-class Draw(Structure):
-    _fields_ = (
-        ("logits", c_void_p),
-        *((name, c_double) for name in ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")),
-        *((name, c_int64) for name in ("seed", "position", "top_k")),
-        *((name, c_void_p) for name in ("bias_ids", "biases", "history", "banned")),
-        *((name, c_int64) for name in ("bias_count", "history_count", "banned_count", "best_count")),
-        ("best", c_void_p),
-    )
-
-
-class Drawn(Structure):
-    _fields_ = (("token", c_int64), ("mass", c_int64), ("peak", c_float), ("refusal", c_int32))
+# Draw and Drawn of sample.h. A step has one of each for every row: a Structure would take ten times as long to fill.
+DRAW: Final = struct.Struct("P 6d 3q 4P 4q P")
+DRAWN: Final = struct.Struct("q q f i")
+Drawn = tuple[int, int, float, int]  # token, mass, peak, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,7 @@ _SIGNATURES: Final = {  # name -> result, arguments
     "weight_bytes": (c_int64, c_void_p),
     "unpack_row": (None, c_void_p, c_int32, c_int32, c_int32, c_void_p),
     "forward": (c_int32, c_void_p, POINTER(Batch), POINTER(Complaint)),
-    "sample": (c_int32, c_void_p, POINTER(Draw), c_int32, c_int32, POINTER(Drawn)),
+    "sample": (c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p),
     "copy_page": (None, c_void_p, c_int64, c_int64),
     "export": (None, c_void_p, c_void_p, c_int64, c_void_p),
     "import": (None, c_void_p, c_void_p, c_int64, c_void_p),

@@ -127,7 +127,7 @@ class NativeRunner:
         if not rows:
             return []
         flat = FlatDraws(rows, requests)
-        return flat.outcomes(self.kernels.sample(flat.draws, flat.vocab))
+        return flat.outcomes(self.kernels.sample(flat.packed, flat.vocab))
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner.copy_pages; pairs are copied in order."""
