@@ -154,27 +154,28 @@ def setup(one_thread: None) -> Setup:
     return Setup(checkpoint, weights, encode_prompts(checkpoint), reference)
 
 
+@torch.no_grad()
 def decoder_answers(setup: Setup) -> list[list[int]]:
-    """The reference decoder with its contiguous cache; prompts of one length share a batch."""
+    """The reference decoder with its contiguous cache: all prompts in one batch, which is always at one position.
+
+    The beginning that all prompts are long enough for comes at once, then token after token; where a prompt still goes
+    on its own token is taken, and the decoder's choice behind its end.
+    """
     decoder = Decoder(setup.checkpoint.config)
     decoder.load_state_dict(setup.weights, strict=True)
-    answers: dict[int, list[int]] = {}
-    for length in {len(prompt) for prompt in setup.prompts}:
-        members = [i for i, prompt in enumerate(setup.prompts) if len(prompt) == length]
-        answers |= zip(members, decode(decoder, [setup.prompts[i] for i in members]), strict=True)
-    return [answers[i] for i in range(len(setup.prompts))]
-
-
-@torch.no_grad()
-def decode(decoder: Decoder, prompts: list[list[int]]) -> list[list[int]]:
-    fresh = torch.tensor(prompts)  # (B, T), then (B, 1)
-    cache = KVCache(decoder.config, fresh.shape[1] + NEW_TOKENS, batch=len(prompts))
-    chosen: list[torch.Tensor] = []
-    while len(chosen) < NEW_TOKENS:
-        fresh = decoder(fresh, cache)[:, -1:].argmax(-1)
-        chosen.append(fresh)
-    answers: list[list[int]] = torch.cat(chosen, dim=1).tolist()
-    return answers
+    shortest, longest = (pick(map(len, setup.prompts)) for pick in (min, max))
+    cache = KVCache(decoder.config, longest + NEW_TOKENS, batch=len(setup.prompts))
+    sequences = [prompt[:shortest] for prompt in setup.prompts]
+    while cache.pos < longest + NEW_TOKENS - 1:
+        fresh = torch.tensor([sequence[cache.pos :] for sequence in sequences])  # (B, T)
+        choices = decoder(fresh, cache)[:, -1].argmax(-1).tolist()
+        for sequence, prompt, choice in zip(sequences, setup.prompts, choices, strict=True):
+            at = len(sequence)
+            sequence.append(prompt[at] if at < len(prompt) else choice)
+    return [
+        sequence[len(prompt) : len(prompt) + NEW_TOKENS]
+        for sequence, prompt in zip(sequences, setup.prompts, strict=True)
+    ]
 
 
 def runner_answers(setup: Setup) -> list[list[int]]:
