@@ -163,7 +163,7 @@ def decoder_answers(setup: Setup) -> list[list[int]]:
     """
     decoder = Decoder(setup.checkpoint.config)
     decoder.load_state_dict(setup.weights, strict=True)
-    shortest, longest = (pick(map(len, setup.prompts)) for pick in (min, max))
+    shortest, longest = min(map(len, setup.prompts)), max(map(len, setup.prompts))
     cache = KVCache(decoder.config, longest + NEW_TOKENS, batch=len(setup.prompts))
     sequences = [prompt[:shortest] for prompt in setup.prompts]
     while cache.pos < longest + NEW_TOKENS - 1:
