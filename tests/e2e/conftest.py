@@ -178,9 +178,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[LiveServer]:
-    """SmolLM2 in float32, shared by all tests that need real answers."""
+    """SmolLM2, shared by all tests that need real answers, as users get it: on the kernels where they can be built."""
     threads = torch.get_num_threads()
-    config = ServerConfig(port=0, admin_port=0, metrics_port=0, runner="torch", threads=1, kv_bytes=512 << 20)
+    config = ServerConfig(port=0, admin_port=0, metrics_port=0, threads=1, kv_bytes=512 << 20)
     with live_server(config) as live:
         yield live
     torch.set_num_threads(threads)
@@ -266,11 +266,14 @@ class ServerProcess:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts `segue-server` with the words given; kills what is left of it after the test."""
+    """Starts `segue-server` with the words given; kills what is left of it after the test.
+
+    On the runner that users get: the kernels start in a second, without importing torch.
+    """
     with ExitStack() as stack:
 
         def start(*words: object) -> ServerProcess:
-            command = [sys.executable, "-m", "segue_server", "--runner", "torch", *map(str, words)]
+            command = [sys.executable, "-m", "segue_server", *map(str, words)]
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
             server = ServerProcess(process)
             stack.callback(server.reader.join)

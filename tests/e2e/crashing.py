@@ -23,7 +23,7 @@ from segue_server.__main__ import main
 
 START_TIMEOUT = 60.0  # seconds
 OTHER_PORTS = ("--admin-port", 0, "--metrics-port", 0)
-SMALL = ("--runner", "torch", "--threads", 1, "--kv-bytes", "16MiB")
+SMALL = ("--threads", 1, "--kv-bytes", "16MiB")
 USERS = 4
 SESSIONS_EACH = 3
 LONGEST_LEDGER = 500
@@ -38,7 +38,7 @@ QUICK: list[tuple[str, int | str]] = [
 class Forked:
     """`segue-server` with these words, in a process forked from one that has imported it already.
 
-    A start then costs what the server itself does, a few tenths of a second, and not the import of torch.
+    A start then costs what the server itself does, and not its imports.
     """
 
     def __init__(self, log: Path, *words: object) -> None:

@@ -63,12 +63,12 @@ def test_sessions_are_listed_shown_and_deleted(client, segue):
     assert "SESSION_NOT_FOUND" in missing.stderr
 
 
-def test_info_describes_model_and_server(client, segue):
+def test_info_describes_model_and_server(server, client, segue):
     """Model, limits and load in one look."""
     result = segue("info")
     assert result.returncode == 0, result.stderr
     told = dict(line.split("\t") for line in result.stdout.splitlines())
     info = client.model_info()
     assert told["model.model_id"] == info.model_id
-    assert int(told["model.kv_bytes_per_token"]) == info.kv_bytes_per_token == 46080
+    assert int(told["model.kv_bytes_per_token"]) == info.kv_bytes_per_token == server.page_bytes // 16
     assert told["load.sessions"] == "0"

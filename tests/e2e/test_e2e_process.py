@@ -139,7 +139,7 @@ def test_the_health_command_tells_readiness_by_its_exit_code(spawn, tiny_model):
 
 def test_a_folder_in_the_hugging_face_layout_is_served(spawn, tiny_model):
     """--model DIR: config, weights and tokenizer of a folder that transformers wrote; greedy text equals its own."""
-    server = spawn("--model", tiny_model, "--threads", 1, *FREE_PORTS)
+    server = spawn("--model", tiny_model, "--runner", "torch", "--threads", 1, *FREE_PORTS)
     with Client(server.target) as client:
         info = client.model_info()
         assert (info.layer_count, info.vocab_size, info.head_dim, info.max_context_tokens) == (2, 259, 16, 8192)

@@ -79,7 +79,7 @@ def test_transformers_reads_the_folder(trained: Trained) -> None:
 def test_the_folder_is_served_and_streams_what_it_learned(trained: Trained, spawn: Callable[..., object]) -> None:
     """`segue-server --model DIR` serves the folder at once; the stream is the reference model's greedy answer."""
     server = spawn(
-        *("--model", trained.folder, "--threads", "1", "--kv-bytes", "16MiB"),
+        *("--model", trained.folder, "--runner", "torch", "--threads", "1", "--kv-bytes", "16MiB"),
         *("--port", "0", "--admin-port", "0", "--metrics-port", "0"),
     )
     with Client(server.target) as client:
