@@ -39,7 +39,7 @@ def survive(host: Host, kills: int, same_choices) -> None:
     began = time.monotonic()
     host.start()
     for kill in range(kills):
-        users = crowd.live_and_die(random.uniform(0.1, 0.8))
+        users = crowd.live_and_die(random.uniform(0.05, 0.4))
         if kill % 5 == 4:
             host.start()
             time.sleep(random.uniform(0.0, 0.4))
