@@ -11,7 +11,7 @@ from segue_client import Client, Completion
 from segue_server.config import ServerConfig
 
 STREAMS = 32
-NEW_TOKENS = 24
+NEW_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,9 @@ def native() -> Iterator[LiveServer]:
     """SmolLM2 on the C++ kernels, with a pool too small for all of its sessions at once."""
     threads = torch.get_num_threads()
     ports = {"port": 0, "admin_port": 0, "metrics_port": 0}
-    with live_server(ServerConfig(runner="native", kv_bytes=48 << 20, prefill_chunk_tokens=64, **ports)) as live:
+    with live_server(
+        ServerConfig(runner="native", threads=1, kv_bytes=48 << 20, prefill_chunk_tokens=64, **ports)
+    ) as live:
         yield live
     torch.set_num_threads(threads)
 
