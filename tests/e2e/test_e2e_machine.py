@@ -294,9 +294,9 @@ def test_the_server_says_what_a_list_of_tokens_says(tiny_model: Path, tmp_path: 
     try:
         history = History(server, tmp_path, seed=1)
         for _ in range(2):
-            history.go_on(450)
+            history.go_on(300)
             history.crash()
-        history.go_on(300)
+        history.go_on(200)
         history.end()
     finally:
         server.kill()
