@@ -31,7 +31,10 @@ from segue_server.views import SessionState
 
 TOKEN_KV = 64  # bytes of a position's KV, canonical, of the fake runner
 PROMPT = [int(i * 7 % 250) for i in range(300)]
-OFFLOAD = Offload(host_bytes=2000 * TOKEN_KV, disk_bytes=2000 * TOKEN_KV, segment_tokens=32)
+# Without watermarks: between two segments of an import, an idle session would make room for more of it in the pool.
+OFFLOAD = Offload(
+    host_bytes=2000 * TOKEN_KV, disk_bytes=2000 * TOKEN_KV, segment_tokens=32, high_watermark=1.0, low_watermark=1.0
+)
 
 
 async def stream(parts: Iterable[object]) -> AsyncIterator[SnapshotPart]:
