@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import pytest
@@ -176,14 +177,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[LiveServer]:
-    """SmolLM2, shared by all tests that need real answers, as users get it: on the kernels where they can be built."""
+@contextmanager
+def smollm2(runner: Literal["auto", "torch"]) -> Iterator[LiveServer]:
+    """SmolLM2; in float32 if torch computes."""
     threads = torch.get_num_threads()
-    config = ServerConfig(port=0, admin_port=0, metrics_port=0, threads=1, kv_bytes=512 << 20)
+    config = ServerConfig(port=0, admin_port=0, metrics_port=0, runner=runner, threads=1, kv_bytes=512 << 20)
     with live_server(config) as live:
         yield live
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[LiveServer]:
+    """SmolLM2, shared by all tests that need real answers, as users get it: on the kernels where they can be built."""
+    with smollm2("auto") as live:
+        yield live
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from google.protobuf.duration_pb2 import Duration
+from tests.e2e.conftest import smollm2
 
 from segue.v1 import generation_pb2, generation_pb2_grpc, types_pb2
 from segue_client import Queued, Started
@@ -16,6 +17,13 @@ from segue_model.torch_arrays import state_of
 LETTERS = {"queued": "Q", "started": "S", "prefill": "P", "tokens": "T", "heartbeat": "H", "finished": "F"}
 TOLERANCE = 1e-3  # of log probability
 GREEDY = {"temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """SmolLM2 in float32, whose probabilities are compared with those of the reference decoder."""
+    with smollm2("torch") as live:
+        yield live
 
 
 def spelled(messages):
