@@ -60,13 +60,13 @@ SEGUE_INLINE void quantise_group(const Activations& a, size_t at, F32 low, F32 h
 // value(i): the 16 floats from column i on of this row.
 template <class Value>
 SEGUE_INLINE void prepare_row(const Activations& a, int row, Needs needs, Value value) {
-  for (int group = 0; group < a.groups; group++) {
-    const size_t at = size_t(row) * a.groups + group;
+  Narrow* narrow = a.narrow_at(row, 0);
+  for (int group = 0; group < a.groups; group++, narrow += a.block * kGroup) {
     const F32 low = value(group * kGroup), high = value(group * kGroup + 16);
-    if (needs.integer) quantise_group(a, at, low, high);
+    if (needs.integer) quantise_group(a, size_t(row) * a.groups + group, low, high);
     if (needs.bf16) {
-      store_narrow(a.narrow_at(row, group), low);
-      store_narrow(a.narrow_at(row, group) + 16, high);
+      store_narrow(narrow, low);
+      store_narrow(narrow + 16, high);
     }
   }
 }

@@ -1,54 +1,16 @@
-// Grouped-query attention of up to kQueries queries of one KV head over a page table.
+// Grouped-query attention of a block of up to kBlock queries of one KV head over a page table.
 //
-// Order of reduction: positions are cut into segments of 256, counted from 0. Inside a segment a softmax over its
-// scores (lane by lane over the pages ascending, then across lanes) and a sum over its values, ascending; segments are
-// merged ascending. What a query must not see has weight exactly zero, so its neighbours in a tile cannot touch its bits.
+// Order of reduction: attention_softmax.h says how positions are cut into segments and segments are merged. A query's
+// neighbours in a tile cannot touch its bits, since what it must not see has weight exactly zero.
 #pragma once
-#include <algorithm>
 #include <type_traits>
 
-#include "kv_page.h"
+#include "attention_tile.h"
 #if defined(SEGUE_AMX)
 #include "attention_amx.h"
 #endif
 
 namespace segue {
-
-// Softmax over some keys, not yet divided: peak = max score, total = sum exp(score - peak), mixed = the same over values.
-struct Partial {
-  float* peak;   // [kQueries]
-  float* total;  // [kQueries]
-  float* mixed;  // [kQueries][width]
-
-  static constexpr size_t floats(int width) { return size_t(kQueries) * (width + 16); }
-  static Partial at(float* memory, int width) {
-    float* ends = memory + size_t(kQueries) * width;
-    return {ends, ends + kQueries, memory};
-  }
-};
-
-struct AttentionScratch {
-  Queries queries;
-  Weights weights;
-  alignas(64) float segment[Partial::floats(kMaxWidth)];
-  alignas(64) float merged[Partial::floats(kMaxWidth)];
-  alignas(64) float key[kMaxWidth], value[kMaxWidth], normed[kMaxWidth];
-};
-
-// One KV head of one sequence in one layer.
-struct PageTable {
-  const int64_t* pages;
-  uint8_t* head;  // this layer's and head's block of page 0
-  size_t page_bytes;
-  bool cold;  // a lone token walks the pages once; the tiles of a prompt find them in the cache
-
-  uint8_t* page(int index) const { return head + pages[index] * page_bytes; }
-};
-
-// Positions a query sees: first .. last.
-struct Sight {
-  int first, last;
-};
 
 // Calls run(std::integral_constant<int, N>) for pieces of at most Max until `count` are done.
 template <int Max, class Run>
@@ -60,130 +22,95 @@ SEGUE_INLINE void in_pieces(int count, Run run) {
   }
 }
 
-inline void clear(Partial& partial, int queries, int width) {
-  std::fill_n(partial.peak, queries, -INFINITY);
-  std::fill_n(partial.total, queries, 0.0f);
-  std::fill_n(partial.mixed, size_t(queries) * width, 0.0f);
-}
-
-// Scores of one query in a segment to weights. base: position of column 0; columns [begin, end).
+// How the pages of one type meet the queries of a tile.
 template <class Page>
-inline void soften(Weights& w, int query, int begin, int end, int base, Sight sight, Partial& out) {
-  float* scores = w.plain + query * kSegment;
-  F32 peaks = splat(-INFINITY);
-  for (int column = begin; column < end; column += kPage) {
-    const int first = sight.first - base - column, last = sight.last + 1 - base - column;
-    F32 lanes = load(scores + column);
-    if (first > 0 || last < kPage) {
-      lanes = keep(lanes, first, last, -INFINITY);
-      store(scores + column, lanes);
-    }
-    peaks = max(peaks, lanes);
-  }
-  const float peak = out.peak[query] = highest(peaks);
-  F32 total = zero();
-  for (int column = begin; column < end; column += kPage) {
-    const int first = sight.first - base - column, last = sight.last + 1 - base - column;
-    F32 lanes = zero();
-    if (first < kPage && last > 0) {
-      lanes = exp(sub(load(scores + column), splat(peak)));
-      if (first > 0 || last < kPage) lanes = keep(lanes, first, last, 0.0f);
-    }
-    Page::store_weights(w, query, column, lanes);
-    total = add(total, lanes);
-  }
-  out.total[query] = sum(total);
-}
+struct Kernel {
+  // Once a segment for all tiles of a block: pages [begin, end).
+  static void begin(const PageTable&, int, int, int, AttentionScratch&) {}
 
-// The queries of a tile in one segment, whose pages [begin, end) of the table are looked at.
-struct SegmentOfTile {
-  const PageTable& table;
-  int width, queries, begin, end;
-
-  int first_page() const { return begin * kPage / kSegment * (kSegment / kPage); }
-  int column(int page) const { return (page - first_page()) * kPage; }
-};
-
-template <class Page>
-SEGUE_INLINE void prefetch_page(const SegmentOfTile& of, int index) {
-  if (!of.table.cold || index >= of.end) return;
-  const uint8_t* ahead = of.table.page(index);
-  for (size_t i = 0; i < Page::bytes(of.width); i += 64) prefetch(ahead + i);
-}
-
-// Scores of all queries against all pages of the segment, to weights.plain.
-template <class Page>
-inline void score_segment(const SegmentOfTile& of, AttentionScratch& scratch) {
-  for (int index = of.begin; index < of.end; index++) {
-    prefetch_page<Page>(of, index + 2);
-    in_pieces<kTileQueries>(of.queries, [&](int query, auto n) {
-      Page::template score<n.value>(of.table.page(index), of.width, scratch.queries, query, scratch.weights,
-                                    of.column(index));
-    });
-  }
-}
-
-// Weights times values, positions ascending.
-template <class Page>
-inline void mix_segment(const SegmentOfTile& of, const Weights& weights, float* mixed) {
-  std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
-  for (int index = of.begin; index < of.end; index++)
-    in_pieces<kTileQueries>(of.queries, [&](int query, auto n) {
-      in_pieces<kMixVectors>(of.width / kLanes, [&](int vector, auto v) {
-        Page::template mix<n.value, v.value>(of.table.page(index), of.width, weights, query, of.column(index),
-                                             vector * kLanes, mixed);
+  // Scores of all queries against all pages of the segment, to the plain weights.
+  static void score(const SegmentOfTile& of, AttentionScratch& scratch) {
+    for (int index = of.begin; index < of.end; index++) {
+      prefetch_page<Page>(of, index + 2);
+      in_pieces<kTileQueries>(of.queries, [&](int row, auto n) {
+        Page::template score<n.value>(of.table.page(index), of.width, scratch.queries, of.query + row, scratch.weights,
+                                      row, of.column(index));
       });
-    });
-}
+    }
+  }
+
+  // Weights times values, positions ascending. first: page at which the segment of the block begins
+  static void mix(const SegmentOfTile& of, int, AttentionScratch& scratch, float* mixed) {
+    std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
+    for (int index = of.begin; index < of.end; index++)
+      in_pieces<kTileQueries>(of.queries, [&](int row, auto n) {
+        in_pieces<kMixVectors>(of.width / kLanes, [&](int vector, auto v) {
+          Page::template mix<n.value, v.value>(of.table.page(index), of.width, scratch.weights, row, of.column(index),
+                                               vector * kLanes, mixed);
+        });
+      });
+  }
+};
 
 #if defined(SEGUE_AMX)
 template <>
-inline void score_segment<PageBf16>(const SegmentOfTile& of, AttentionScratch& scratch) {
-  use_attention_tiles(of.queries);
-  for (int index = of.begin; index < of.end; index++) {
-    prefetch_page<PageBf16>(of, index + 2);
-    const uint8_t* page = of.table.page(index);
-    if (index % 2 == 0)
-      score_on_tiles<0>(page, of.width, scratch.queries, scratch.weights, of.column(index));
-    else
-      score_on_tiles<1>(page, of.width, scratch.queries, scratch.weights, of.column(index));
+struct Kernel<PageBf16> {
+  static void begin(const PageTable& table, int width, int begin, int end, AttentionScratch& scratch) {
+    pair_values(table, width, begin, end, scratch.values);
+  }
+  static void score(const SegmentOfTile& of, AttentionScratch& scratch) { score_on_tiles(of, scratch); }
+  static void mix(const SegmentOfTile& of, int first, AttentionScratch& scratch, float* mixed) {
+    mix_on_tiles(of, first / 2, scratch, mixed);
+  }
+};
+#endif
+
+// All: every query sees all columns. Row by row in two rounds, so that the weights of one row need not wait for the
+// highest score of the next.
+template <class Page, bool All, class ColumnsOf>
+inline void soften_rows(Weights& weights, int rows, ColumnsOf columns_of, PagesAhead<Page>& ahead, const Partial& out) {
+  for (int row = 0; row < rows; row++) out.peak[row] = peak_of<All>(weights, row, columns_of(row));
+  for (int row = 0; row < rows; row++) {
+    ahead.some();
+    out.total[row] = soften<Page, All>(weights, row, columns_of(row), out.peak[row]);
   }
 }
 
-template <>
-inline void mix_segment<PageBf16>(const SegmentOfTile& of, const Weights& weights, float* mixed) {
-  in_pieces<4>(of.width / kLanes, [&](int vector, auto v) {
-    const auto values = [&](int i) {
-      return of.table.page(of.begin + i) + (size_t(kPage) * of.width + vector * kLanes * 2) * 2;
-    };
-    mix_on_tiles<v.value>(values, of.end - of.begin, of.width, weights, of.column(of.begin), mixed + vector * kLanes);
-  });
+// A tile whose queries see something of pages [of.begin, of.end). first: page at which the segment of the block begins
+template <class Page>
+inline void attend_tile(const SegmentOfTile& of, int first, const Sight* sights, AttentionScratch& scratch,
+                        PagesAhead<Page>& ahead, const Partial& out) {
+  Kernel<Page>::score(of, scratch);
+  const auto columns_of = [&](int row) {
+    const int begin = of.column(of.begin), end = of.column(of.end);
+    const int first = sights[of.query + row].first - of.position(), last = sights[of.query + row].last - of.position();
+    return Columns{begin, end, std::max(first, begin), std::min(last + 1, end)};
+  };
+  const int last = of.queries - 1;
+  if (columns_of(0).all() && columns_of(last).all()) {
+    const Columns whole = columns_of(0);
+    soften_rows<Page, true>(scratch.weights, of.queries, [=](int) { return whole; }, ahead, out);
+  } else {
+    soften_rows<Page, false>(scratch.weights, of.queries, columns_of, ahead, out);
+  }
+  Kernel<Page>::mix(of, first, scratch, out.mixed);
 }
-#endif
 
-// One segment for all queries of a tile. pages [begin, end) of the table lie in the segment.
+// merged := merged and then one segment, for all queries of a block, whose sights ascend. Pages [begin, end) of the
+// table lie in the segment; those up to `next_end` will be wanted after it.
 template <class Page>
 inline void attend_segment(const PageTable& table, int width, int queries, const Sight* sights, int begin, int end,
-                           AttentionScratch& scratch, Partial& out) {
-  const SegmentOfTile of{table, width, queries, begin, end};
-  score_segment<Page>(of, scratch);
-  for (int query = 0; query < queries; query++)
-    soften<Page>(scratch.weights, query, of.column(begin), of.column(end), of.first_page() * kPage, sights[query], out);
-  mix_segment<Page>(of, scratch.weights, out.mixed);
-}
-
-// merged := merged and then `next`, which covers later positions.
-inline void merge(Partial& merged, const Partial& next, int queries, int width) {
-  for (int query = 0; query < queries; query++) {
-    if (next.peak[query] == -INFINITY) continue;  // sees nothing of it
-    const float peak = std::max(merged.peak[query], next.peak[query]);
-    const float old_factor = std::exp(merged.peak[query] - peak), new_factor = std::exp(next.peak[query] - peak);
-    merged.total[query] = merged.total[query] * old_factor + next.total[query] * new_factor;
-    merged.peak[query] = peak;
-    float* mixed = merged.mixed + query * width;
-    const float* more = next.mixed + query * width;
-    for (int i = 0; i < width; i += kLanes)
-      store(mixed + i, fma(load(more + i), splat(new_factor), mul(load(mixed + i), splat(old_factor))));
+                           int next_end, AttentionScratch& scratch, const Partial& merged) {
+  Kernel<Page>::begin(table, width, begin, end, scratch);
+  PagesAhead<Page> ahead(table, width, end, table.cold ? end : next_end, queries);
+  const Partial next = Partial::at(scratch.segment, width, kQueries);
+  for (int query = 0; query < queries; query += kQueries) {
+    const int count = std::min(kQueries, queries - query);
+    const int first = std::max(begin, sights[query].first / kPage);
+    const int last = std::min(end, sights[query + count - 1].last / kPage + 1);
+    if (first >= last) continue;  // these see nothing of it
+    attend_tile<Page>({table, width, query, count, first, last}, begin, sights, scratch, ahead, next);
+    merge(merged.from(query, width), next, count, width);
   }
 }
 

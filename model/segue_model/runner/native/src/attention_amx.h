@@ -1,73 +1,146 @@
-// Attention over bf16 pages on the matrix unit: up to 16 queries times the 16 keys, or the 16 values, of a page. Pages
-// lie the way it takes them. A query's result is the same bits whatever the others are, so one kernel serves the few
+// Attention over bf16 pages on the matrix unit: up to 32 queries times the keys, or the values, of two pages. Keys lie
+// in their pages the way it takes them; values are put together in twos of pages first, since a product of 16 positions
+// takes as long as one of 32. A query's result is the same bits whatever the others are, so one kernel serves the few
 // heads of a lone token and the tiles of a prompt.
+//
+// Order of reduction: channels ascending, 32 at a time (16 where the width is no multiple of 32); values by twos of
+// pages, counted from position 0, ascending. Inside a step as tiles.h says.
 #pragma once
-#include "kv_page.h"
+#include "attention_tile.h"
 #include "tiles.h"
 
 namespace segue {
 
-// Tiles 0 .. 3: sums, [queries][16]; 4: queries, [queries][32]; 5: queries or weights, [queries][16];
-// 6: keys, [16][16][2]; 7: keys or values, [8][16][2].
-inline void use_attention_tiles(int queries) {
+constexpr int kTwoPages = 2 * kPage;  // positions
+constexpr int kQueryTile = 16;          // queries
+
+// Tiles 0 .. 3: sums; 4, 5: queries [queries][step] or weights [queries][32]; 6, 7: keys [step / 2][16][2] or values
+// [16][16][2]. 0, 1 and 4 belong to the first 16 queries, 2, 3 and 5 to the others.
+inline void use_attention_tiles(TilesInUse& now, int queries, int step) {
+  if (now.queries == queries && now.step == step) return;
+  now = {queries, step};
   TileShapes shapes;
-  for (int tile = 0; tile < 4; tile++) shapes.set(tile, queries, 64);
-  shapes.set(4, queries, 64);
-  shapes.set(5, queries, 32);
-  shapes.set(6, 16, 64);
-  shapes.set(7, 8, 64);
+  for (int tile : {0, 1, 4}) shapes.set(tile, std::min(queries, kQueryTile), tile == 4 ? step * 2 : 64);
+  if (queries > kQueryTile)
+    for (int tile : {2, 3, 5}) shapes.set(tile, queries - kQueryTile, tile == 5 ? step * 2 : 64);
+  for (int tile : {6, 7}) shapes.set(tile, step / 2, 64);
   shapes.use();
 }
 
-// Channels ascending, 32 at a time: weights.plain[query][column ..]
-template <int Sums>
-SEGUE_INLINE void score_on_tiles(const uint8_t* page, int width, const Queries& q, Weights& w, int column) {
+// Sums of queries times the keys of a page, to tiles Sums and, with More than 16 queries, Sums + 2.
+template <int Sums, bool More>
+SEGUE_INLINE void score_page(const uint8_t* keys, int width, int step, const Narrow* queries) {
   const size_t stride = size_t(width) * sizeof(Narrow);
   tile_zero<Sums>();
-  int d = 0;
-  for (; d + 32 <= width; d += 32) {
-    tile_load<4>(q.narrow + d, stride);
-    tile_load<6>(page + d * 32, 64);
+  if constexpr (More) tile_zero<Sums + 2>();
+  for (int d = 0; d < width; d += step) {
+    tile_stream<6>(keys + d * 32, 64);
+    tile_load<4>(queries + d, stride);
     tile_dot<Sums, 4, 6>();
+    if constexpr (More) {
+      tile_load<5>(queries + kQueryTile * width + d, stride);
+      tile_dot<Sums + 2, 5, 6>();
+    }
   }
-  if (d < width) {
-    tile_load<5>(q.narrow + d, stride);
-    tile_load<7>(page + d * 32, 64);
-    tile_dot<Sums, 5, 7>();
-  }
-  tile_store<Sums>(w.plain + column, kSegment * sizeof(float));
 }
 
-// Pages ascending: mixed[query][16 * V channels] = weights * V. page(i): the i-th page's first byte.
-template <int V, class PageAt>
-SEGUE_INLINE void mix_on_tiles(PageAt page, int pages, int width, const Weights& w, int column, float* mixed) {
-  const size_t stride = size_t(width) * 4, out = size_t(width) * sizeof(float);
-  tile_zero<0>();
-  if constexpr (V > 1) tile_zero<1>();
-  if constexpr (V > 2) tile_zero<2>();
-  if constexpr (V > 3) tile_zero<3>();
-  for (int i = 0; i < pages; i++) {
-    const uint8_t* values = page(i);
-    tile_load<5>(w.narrow + column + i * kPage, kSegment * sizeof(Narrow));
-    tile_load<7>(values, stride);
-    tile_dot<0, 5, 7>();
-    if constexpr (V > 1) {
-      tile_load<7>(values + 64, stride);
-      tile_dot<1, 5, 7>();
+template <int Sums, bool More>
+SEGUE_INLINE void store_scores(Weights& w, int column) {
+  tile_store<Sums>(w.plain(0) + column, Weights::kPitch * sizeof(float));
+  if constexpr (More) tile_store<Sums + 2>(w.plain(kQueryTile) + column, Weights::kPitch * sizeof(float));
+}
+
+// Two sets of sums by turns: one is stored while the other is computed.
+template <bool More>
+inline void score_pages(const SegmentOfTile& of, const Narrow* queries, int step, Weights& weights) {
+  for (int index = of.begin; index < of.end; index += 2) {
+    prefetch_page<PageBf16>(of, index + 2);
+    score_page<0, More>(of.table.page(index), of.width, step, queries);
+    if (index > of.begin) store_scores<1, More>(weights, of.column(index - 1));
+    if (index + 1 < of.end) {
+      prefetch_page<PageBf16>(of, index + 3);
+      score_page<1, More>(of.table.page(index + 1), of.width, step, queries);
     }
-    if constexpr (V > 2) {
-      tile_load<7>(values + 128, stride);
-      tile_dot<2, 5, 7>();
-    }
-    if constexpr (V > 3) {
-      tile_load<7>(values + 192, stride);
-      tile_dot<3, 5, 7>();
-    }
+    store_scores<0, More>(weights, of.column(index));
   }
-  tile_store<0>(mixed, out);
-  if constexpr (V > 1) tile_store<1>(mixed + 16, out);
-  if constexpr (V > 2) tile_store<2>(mixed + 32, out);
-  if constexpr (V > 3) tile_store<3>(mixed + 48, out);
+  if ((of.end - of.begin) % 2 == 0) store_scores<1, More>(weights, of.column(of.end - 1));
+}
+
+inline void score_on_tiles(const SegmentOfTile& of, AttentionScratch& scratch) {
+  const int step = of.width % 32 == 0 ? 32 : 16;
+  const Narrow* narrow = scratch.queries.narrow + size_t(of.query) * of.width;
+  use_attention_tiles(scratch.tiles, of.queries, step);
+  const auto score = of.queries > kQueryTile ? score_pages<true> : score_pages<false>;
+  score(of, narrow, step, scratch.weights);
+}
+
+// The values of pages [begin, end) to [twos of pages][width / 16][16][16][2], zero where a page is missing.
+inline void pair_values(const PageTable& table, int width, int begin, int end, uint8_t* to) {
+  const int vectors = width / kLanes;
+  for (int index = begin & ~1; index < ((end + 1) & ~1); index++) {
+    const bool missing = index < begin || index >= end;
+    const uint8_t* values = missing ? nullptr : table.page(index) + size_t(kPage) * width * 2;
+    uint8_t* half = to + size_t(index - (begin & ~1)) / 2 * vectors * kTileBytes + index % 2 * (kTileBytes / 2);
+    for (int row = 0; row < kPage / 2; row++)
+      for (int vector = 0; vector < vectors; vector++) {
+        const uint8_t* line = values + (row * vectors + vector) * 64;
+        _mm512_store_si512(half + vector * kTileBytes + row * 64,
+                           missing ? _mm512_setzero_si512() : _mm512_loadu_si512(line));
+      }
+  }
+}
+
+// mixed[query][32 or 16 channels] = weights * values, for `twos` twos of pages
+template <bool More, bool Second>
+inline void mix_vectors(const uint8_t* values, size_t two_bytes, int twos, Weights& w, int column, int width,
+                              float* mixed) {
+  constexpr size_t kStride = Weights::kPitch * sizeof(float);
+  tile_zero<0>();
+  if constexpr (Second) tile_zero<1>();
+  if constexpr (More) tile_zero<2>();
+  if constexpr (More && Second) tile_zero<3>();
+  for (int i = 0; i < twos; i++, values += two_bytes) {
+    tile_load<4>(w.narrow(0) + column + i * kTwoPages, kStride);
+    tile_stream<6>(values, 64);
+    tile_dot<0, 4, 6>();
+    if constexpr (Second) {
+      tile_stream<7>(values + kTileBytes, 64);
+      tile_dot<1, 4, 7>();
+    }
+    if constexpr (More) {
+      tile_load<5>(w.narrow(kQueryTile) + column + i * kTwoPages, kStride);
+      tile_dot<2, 5, 6>();
+    }
+    if constexpr (More && Second) tile_dot<3, 5, 7>();
+  }
+  const size_t stride = size_t(width) * sizeof(float);
+  tile_store<0>(mixed, stride);
+  if constexpr (Second) tile_store<1>(mixed + kLanes, stride);
+  if constexpr (More) tile_store<2>(mixed + kQueryTile * width, stride);
+  if constexpr (More && Second) tile_store<3>(mixed + kQueryTile * width + kLanes, stride);
+}
+
+// A page that has no weights, but whose partner has.
+inline void clear_page(Weights& w, int queries, int column) {
+  for (int row = 0; row < queries; row++) store_narrow(w.narrow(row) + column, zero());
+}
+
+// first_two: of the pages that pair_values has put together
+inline void mix_on_tiles(const SegmentOfTile& of, int first_two, AttentionScratch& scratch, float* mixed) {
+  Weights& w = scratch.weights;
+  const int vectors = of.width / kLanes, begin = of.begin / 2, twos = (of.end + 1) / 2 - begin;
+  const size_t two_bytes = size_t(vectors) * kTileBytes;
+  const int column = of.column(begin * 2);
+  const uint8_t* values = scratch.values + (begin - first_two) * two_bytes;
+  if (of.begin % 2 == 1) clear_page(w, of.queries, column);
+  if (of.end % 2 == 1) clear_page(w, of.queries, of.column(of.end));
+  use_attention_tiles(scratch.tiles, of.queries, kTwoPages);
+  for (int vector = 0; vector < vectors; vector += 2) {
+    const bool more = of.queries > kQueryTile, second = vector + 1 < vectors;
+    const auto mix = more ? second ? mix_vectors<true, true> : mix_vectors<true, false>
+                          : second ? mix_vectors<false, true> : mix_vectors<false, false>;
+    mix(values + vector * kTileBytes, two_bytes, twos, w, column, of.width, mixed + vector * kLanes);
+  }
 }
 
 }  // namespace segue

@@ -22,8 +22,8 @@ inline float from_bf16(uint16_t bits) { return float_of(static_cast<uint32_t>(bi
 // Round to nearest even; a NaN stays one.
 inline uint16_t to_bf16(float value) {
   const uint32_t bits = bits_of(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  const uint32_t nan = (bits >> 16) | 0x40u, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
 inline float from_f16(uint16_t half) {

@@ -17,23 +17,30 @@ namespace segue {
 constexpr int kPage = 16;           // positions
 constexpr int kSegment = 256;       // positions of a segment of attention, counted from position 0
 constexpr int kMaxWidth = 256;      // largest head
-constexpr int kQueries = kMatrixUnit ? 16 : 12;  // queries of one KV head that walk its pages together
+constexpr int kQueries = kMatrixUnit ? 32 : 12;  // queries of one KV head that a kernel takes at once,
+constexpr int kBlock = kMatrixUnit ? 192 : 12;    // and that walk its pages together
 
 enum class KvType : int32_t { float32 = 0, bf16 = 1, int8 = 2 };
 
-// Up to kQueries queries, rotated and scaled, in the element type of the pages they meet.
+// Up to kBlock queries, rotated and scaled, in the element type of the pages they meet.
 struct Queries {
-  alignas(64) float plain[kQueries * kMaxWidth];
-  alignas(64) Narrow narrow[kQueries * kMaxWidth];
-  alignas(64) int8_t codes[kQueries * kMaxWidth];
-  float scale[kQueries];
-  int32_t zero[kQueries];  // -128 * sum of the codes: meets the keys' + 128
+  alignas(64) float plain[kBlock * kMaxWidth];
+  alignas(64) Narrow narrow[kBlock * kMaxWidth];
+  alignas(64) int8_t codes[kBlock * kMaxWidth];
+  float scale[kBlock];
+  int32_t zero[kBlock];  // -128 * sum of the codes: meets the keys' + 128
 };
 
-// Scores, then weights, of a segment.
+// Scores, then weights, of a segment, which take the place of scores already read.
 struct Weights {
-  alignas(64) float plain[kQueries * kSegment];
-  alignas(64) Narrow narrow[kQueries * kSegment];
+  static constexpr int kPitch = kSegment + kPage;  // floats; a power of two would crowd rows into few sets of a cache
+
+  float* plain(int row) { return memory + row * kPitch; }
+  const float* plain(int row) const { return memory + row * kPitch; }
+  Narrow* narrow(int row) { return reinterpret_cast<Narrow*>(plain(row)); }
+  const Narrow* narrow(int row) const { return reinterpret_cast<const Narrow*>(plain(row)); }
+
+  alignas(64) float memory[kQueries * kPitch];
 };
 
 struct PageF32 {
@@ -52,13 +59,13 @@ struct PageF32 {
   }
 
   static void prepare(Queries&, int, int) {}
-  static void store_weights(Weights& w, int query, int column, F32 weights) {
-    store(w.plain + query * kSegment + column, weights);
+  static void store_weights(Weights& w, int row, int column, F32 weights) {
+    store(w.plain(row) + column, weights);
   }
 
-  // Scores of N queries, from `query` on, against the 16 keys of a page: weights.plain[query][column ..]
+  // Scores of N queries, from `query` on, against the 16 keys of a page, to N rows at `column`
   template <int N>
-  static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int column) {
+  static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int row, int column) {
     const auto* keys = reinterpret_cast<const float*>(page);
     F32 even[N], odd[N];
     SEGUE_UNROLL for (int i = 0; i < N; i++) even[i] = odd[i] = zero();
@@ -70,24 +77,25 @@ struct PageF32 {
         odd[i] = fma(second, splat(x[i * width + d + 1]), odd[i]);
       }
     }
-    SEGUE_UNROLL for (int i = 0; i < N; i++) store(w.plain + (query + i) * kSegment + column, add(even[i], odd[i]));
+    SEGUE_UNROLL for (int i = 0; i < N; i++) store(w.plain(row + i) + column, add(even[i], odd[i]));
   }
 
-  // mixed[query][channel ..] += weights * V for V vectors of channels
+  // mixed[row][channel ..] += weights * V for V vectors of channels
   template <int N, int V>
-  static void mix(const uint8_t* page, int width, const Weights& w, int query, int column, int channel, float* mixed) {
+  static void mix(const uint8_t* page, int width, const Weights& w, int row, int column, int channel, float* mixed) {
     const float* values = reinterpret_cast<const float*>(page) + kPage * width + channel;
     F32 acc[N][V];
     SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++)
-      acc[i][j] = load(mixed + (query + i) * width + channel + j * kLanes);
-    const float* weight = w.plain + query * kSegment + column;
+      acc[i][j] = load(mixed + (row + i) * width + channel + j * kLanes);
+    constexpr int kRow = Weights::kPitch;
+    const float* weight = w.plain(row) + column;
     for (int p = 0; p < kPage; p++)
       SEGUE_UNROLL for (int j = 0; j < V; j++) {
         const F32 v = load(values + p * width + j * kLanes);
-        SEGUE_UNROLL for (int i = 0; i < N; i++) acc[i][j] = fma(v, splat(weight[i * kSegment + p]), acc[i][j]);
+        SEGUE_UNROLL for (int i = 0; i < N; i++) acc[i][j] = fma(v, splat(weight[i * kRow + p]), acc[i][j]);
       }
     SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++)
-      store(mixed + (query + i) * width + channel + j * kLanes, acc[i][j]);
+      store(mixed + (row + i) * width + channel + j * kLanes, acc[i][j]);
   }
 };
 
@@ -95,11 +103,13 @@ struct PageBf16 {
   static constexpr size_t bytes(int width) { return size_t(2) * kPage * width * 2; }
 
   static void write(uint8_t* page, int width, int position, const float* k, const float* v) {
+    uint16_t key[kMaxWidth], value[kMaxWidth];  // rounded first, in loops that compilers make vectors of
+    for (int i = 0; i < width; i++) key[i] = to_bf16(k[i]);
+    for (int i = 0; i < width; i++) value[i] = to_bf16(v[i]);
     auto *keys = reinterpret_cast<uint16_t*>(page), *values = keys + kPage * width;
-    for (int i = 0; i < width; i++) {
-      keys[(i / 2) * 32 + position * 2 + i % 2] = to_bf16(k[i]);
-      values[(position / 2) * width * 2 + i * 2 + position % 2] = to_bf16(v[i]);
-    }
+    for (int i = 0; i < width; i += 2) std::memcpy(keys + i * kPage + position * 2, key + i, 2 * sizeof(uint16_t));
+    values += position / 2 * width * 2 + position % 2;
+    for (int i = 0; i < width; i++) values[i * 2] = value[i];
   }
 
   static void read(const uint8_t* page, int width, int position, float* k, float* v) {
@@ -113,12 +123,12 @@ struct PageBf16 {
   static void prepare(Queries& q, int query, int width) {
     for (int i = 0; i < width; i += kLanes) store_narrow(q.narrow + query * width + i, load(q.plain + query * width + i));
   }
-  static void store_weights(Weights& w, int query, int column, F32 weights) {
-    store_narrow(w.narrow + query * kSegment + column, weights);
+  static void store_weights(Weights& w, int row, int column, F32 weights) {
+    store_narrow(w.narrow(row) + column, weights);
   }
 
   template <int N>
-  static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int column) {
+  static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int row, int column) {
     F32 even[N], odd[N];
     SEGUE_UNROLL for (int i = 0; i < N; i++) even[i] = odd[i] = zero();
     const Narrow* x = q.narrow + query * width;
@@ -129,23 +139,24 @@ struct PageBf16 {
         odd[i] = dot_bf16(odd[i], second, x + i * width + d + 2);
       }
     }
-    SEGUE_UNROLL for (int i = 0; i < N; i++) store(w.plain + (query + i) * kSegment + column, add(even[i], odd[i]));
+    SEGUE_UNROLL for (int i = 0; i < N; i++) store(w.plain(row + i) + column, add(even[i], odd[i]));
   }
 
   template <int N, int V>
-  static void mix(const uint8_t* page, int width, const Weights& w, int query, int column, int channel, float* mixed) {
+  static void mix(const uint8_t* page, int width, const Weights& w, int row, int column, int channel, float* mixed) {
     const auto* values = reinterpret_cast<const uint16_t*>(page) + kPage * width + channel * 2;
     F32 acc[N][V];
     SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++)
-      acc[i][j] = load(mixed + (query + i) * width + channel + j * kLanes);
-    const Narrow* weight = w.narrow + query * kSegment + column;
+      acc[i][j] = load(mixed + (row + i) * width + channel + j * kLanes);
+    constexpr int kRow = Weights::kPitch * sizeof(float) / sizeof(Narrow);
+    const Narrow* weight = w.narrow(row) + column;
     for (int p = 0; p < kPage; p += 2)
       SEGUE_UNROLL for (int j = 0; j < V; j++) {
         const Bytes v = load_bytes(values + p * width + j * 32);
-        SEGUE_UNROLL for (int i = 0; i < N; i++) acc[i][j] = dot_bf16(acc[i][j], v, weight + i * kSegment + p);
+        SEGUE_UNROLL for (int i = 0; i < N; i++) acc[i][j] = dot_bf16(acc[i][j], v, weight + i * kRow + p);
       }
     SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++)
-      store(mixed + (query + i) * width + channel + j * kLanes, acc[i][j]);
+      store(mixed + (row + i) * width + channel + j * kLanes, acc[i][j]);
   }
 };
 
@@ -202,12 +213,12 @@ struct PageInt8 {
     }
     q.zero[query] = -128 * sum(total);
   }
-  static void store_weights(Weights& w, int query, int column, F32 weights) {
-    store(w.plain + query * kSegment + column, weights);
+  static void store_weights(Weights& w, int row, int column, F32 weights) {
+    store(w.plain(row) + column, weights);
   }
 
   template <int N>
-  static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int column) {
+  static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int row, int column) {
     I32 dot[N];
     SEGUE_UNROLL for (int i = 0; i < N; i++) dot[i] = splat_i32(q.zero[query + i]);
     const int8_t* x = q.codes + query * width;
@@ -217,16 +228,16 @@ struct PageInt8 {
     }
     const F32 of_keys = load(scales(page, width));
     SEGUE_UNROLL for (int i = 0; i < N; i++)
-      store(w.plain + (query + i) * kSegment + column, mul(mul(to_f32(dot[i]), of_keys), splat(q.scale[query + i])));
+      store(w.plain(row + i) + column, mul(mul(to_f32(dot[i]), of_keys), splat(q.scale[query + i])));
   }
 
   // The weights of a page times the values' scales become bytes of their own scale, page by page.
   template <int N, int V>
-  static void mix(const uint8_t* page, int width, const Weights& w, int query, int column, int channel, float* mixed) {
+  static void mix(const uint8_t* page, int width, const Weights& w, int row, int column, int channel, float* mixed) {
     const uint8_t* values = page + kPage * width + channel * 4;
     const F32 of_values = load(scales(page, width) + kPage);
     for (int i = 0; i < N; i++) {
-      const F32 weight = mul(load(w.plain + (query + i) * kSegment + column), of_values);
+      const F32 weight = mul(load(w.plain(row + i) + column), of_values);
       const float peak = highest(weight);
       if (!(peak > 0.0f)) continue;
       alignas(16) uint8_t codes[kPage];
@@ -236,7 +247,7 @@ struct PageInt8 {
         I32 dot = splat_i32(0);
         SEGUE_UNROLL for (int p = 0; p < 4; p++)
           dot = dot_s8u8(dot, load_bytes(values + p * width * 4 + j * 64), codes + p * 4);
-        float* at = mixed + (query + i) * width + channel + j * kLanes;
+        float* at = mixed + (row + i) * width + channel + j * kLanes;
         store(at, fma(to_f32(dot), scale, load(at)));
       }
     }

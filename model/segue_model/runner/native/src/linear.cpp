@@ -53,8 +53,21 @@ void finish_tile(const float* results, int rows, const Output& out, int row, int
 
 #if defined(SEGUE_AMX)
 void release_matrix_unit() { TileShapes::release(); }
+
+bool takes_gated(const Matrix& gate, const Matrix& up, const Matrix& next, int rows) {
+  return rows > 2 * kRowTile && gate.for_matrix_unit() && gate.form == up.form && next.for_matrix_unit();
+}
+
+void gated_pairs(const Matrix& gate, const Matrix& up, int first, int last, const Activations& x, int rows,
+                 const Activations& to, const LinearScratch& scratch) {
+  const auto pairs = gate.form == Form::Q4 ? amx_gated_pairs<WeightsQ4> : amx_gated_pairs<WeightsBf16>;
+  pairs(gate, up, first, last, x, rows, to, scratch.tiles);
+}
 #else
 void release_matrix_unit() {}
+bool takes_gated(const Matrix&, const Matrix&, const Matrix&, int) { return false; }
+void gated_pairs(const Matrix&, const Matrix&, int, int, const Activations&, int, const Activations&,
+                 const LinearScratch&) {}
 #endif
 
 void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,

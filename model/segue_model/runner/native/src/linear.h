@@ -17,6 +17,13 @@ struct LinearScratch {
 void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,
                   const LinearScratch& scratch);
 
+// Whether gated_pairs() takes these matrices and rows.
+bool takes_gated(const Matrix& gate, const Matrix& up, const Matrix& next, int rows);
+
+// silu(x gate^T) * (x up^T) as the inputs of the next linear: columns of pairs first .. last - 1.
+void gated_pairs(const Matrix& gate, const Matrix& up, int first, int last, const Activations& x, int rows,
+                 const Activations& to, const LinearScratch& scratch);
+
 // At the end of a thread's work: the state of the matrix unit need not be kept any longer.
 void release_matrix_unit();
 

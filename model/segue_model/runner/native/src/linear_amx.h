@@ -103,14 +103,19 @@ SEGUE_INLINE void zero_sums() {
 }
 
 template <bool Two>
-SEGUE_INLINE void finish_sums(const Matrix& matrix, int pair, int row, int rows, const Output& out) {
-  alignas(64) float results[2 * kRowTile * kPairRows];
+SEGUE_INLINE void store_sums(float* results) {
   tile_store<0>(results, kPairRows * 4);
   tile_store<1>(results + kTile, kPairRows * 4);
   if constexpr (Two) {
     tile_store<2>(results + kRowTile * kPairRows, kPairRows * 4);
     tile_store<3>(results + kRowTile * kPairRows + kTile, kPairRows * 4);
   }
+}
+
+template <bool Two>
+SEGUE_INLINE void finish_sums(const Matrix& matrix, int pair, int row, int rows, const Output& out) {
+  alignas(64) float results[2 * kRowTile * kPairRows];
+  store_sums<Two>(results);
   finish_tile(results, rows, out, row, pair * kPairRows, std::ldexp(1.0f, matrix.exponent));
 }
 
@@ -137,24 +142,58 @@ inline void few_rows(const Matrix& matrix, int pair, const Activations& x, int r
   finish_sums<Two>(matrix, pair, 0, rows, out);
 }
 
-// More: the pair's weights become bf16 once, then meet 32 rows at a time.
-template <class Weights>
-inline void many_rows(const Matrix& matrix, int pair, const Activations& x, int rows, const Output& out,
-                      uint8_t* tiles) {
+// Weights that will be wanted next, asked for a line at a time.
+class Ahead {
+ public:
+  // times: how often more() will be called
+  Ahead(const uint8_t* from, size_t bytes, int times)
+      : next_(from), end_(from + bytes), lines_(bytes / 64 / times + 1) {}
+
+  SEGUE_INLINE void more() {
+    for (size_t i = 0; i < lines_ && next_ < end_; i++, next_ += 64) prefetch(next_);
+  }
+
+ private:
+  const uint8_t *next_, *end_;
+  size_t lines_;
+};
+
+// One tile of a matrix: its blocks, `stride` bytes apart.
+struct TileBlocks {
+  const uint8_t* data;
+  size_t stride;
+
+  template <class Weights>
+  static TileBlocks of(const Matrix& matrix, int tile) {
+    return {matrix.pair(tile / 2) + tile % 2 * Weights::kBytes, 2 * Weights::kBytes};
+  }
+};
+
+// More than 32 rows: two tiles' weights become bf16 once, then meet 32 rows at a time.
+// finish(row, rows, results): takes sums [rows][first tile 16 | second tile 16].
+template <class Weights, class Finish>
+inline void many_rows(TileBlocks first, TileBlocks second, const Activations& x, int rows, uint8_t* tiles, Ahead ahead,
+                      Finish finish) {
   const int groups = x.groups;
-  const uint8_t* weights = matrix.pair(pair);
   if constexpr (!Weights::kReady) {
-    for (int block = 0; block < 2 * groups; block++)
-      Weights::widen(weights + block * Weights::kBytes, tiles + block * kTileBytes);
-    weights = tiles;
+    for (int g = 0; g < groups; g++) {
+      Weights::widen(first.data + g * first.stride, tiles + g * 2 * kTileBytes);
+      Weights::widen(second.data + g * second.stride, tiles + (g * 2 + 1) * kTileBytes);
+    }
+    first = {tiles, 2 * kTileBytes}, second = {tiles + kTileBytes, 2 * kTileBytes};
   }
   for (int row = 0; row < rows; row += 2 * kRowTile) {
+    alignas(64) float results[2 * kRowTile * kPairRows];
+    {
     const Narrow* inputs = x.narrow_at(row, 0);
-    const uint8_t* tile = weights;
     zero_sums<true>();
-    for (int g = 0; g < groups; g++, tile += 2 * kTileBytes, inputs += 2 * kRowTile * kGroup)
-      tile_step<true>(tile, tile + kTileBytes, inputs);
-    finish_sums<true>(matrix, pair, row, std::min(rows - row, 2 * kRowTile), out);
+    for (int g = 0; g < groups; g++, inputs += 2 * kRowTile * kGroup) {
+      ahead.more();
+      tile_step<true>(first.data + g * first.stride, second.data + g * second.stride, inputs);
+    }
+    store_sums<true>(results);
+    }
+    finish(row, std::min(rows - row, 2 * kRowTile), results);
   }
 }
 
@@ -162,13 +201,40 @@ template <class Weights>
 inline void amx_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,
                       uint8_t* tiles) {
   use_linear_tiles(rows);
+  const float unit = std::ldexp(1.0f, matrix.exponent);
+  const int steps = (rows + 2 * kRowTile - 1) / (2 * kRowTile) * x.groups;
   for (int pair = first; pair < last; pair++) {
-    if (rows <= kRowTile)
+    if (rows <= kRowTile) {
       few_rows<Weights, false>(matrix, pair, x, rows, out, tiles);
-    else if (rows <= 2 * kRowTile)
+    } else if (rows <= 2 * kRowTile) {
       few_rows<Weights, true>(matrix, pair, x, rows, out, tiles);
-    else
-      many_rows<Weights>(matrix, pair, x, rows, out, tiles);
+    } else {
+      const Ahead next(matrix.pair(pair + 1), pair + 1 < last ? matrix.pair_bytes : 0, steps);
+      const auto first_tile = TileBlocks::of<Weights>(matrix, 2 * pair);
+      const auto second_tile = TileBlocks::of<Weights>(matrix, 2 * pair + 1);
+      many_rows<Weights>(first_tile, second_tile, x, rows, tiles, next, [&](int row, int count, const float* results) {
+        finish_tile(results, count, out, row, pair * kPairRows, unit);
+      });
+    }
+  }
+}
+
+// Gate and up side by side, a tile of each, so that what comes next has its inputs without a detour through memory.
+template <class Weights>
+inline void amx_gated_pairs(const Matrix& gate, const Matrix& up, int first, int last, const Activations& x, int rows,
+                            const Activations& to, uint8_t* tiles) {
+  use_linear_tiles(rows);
+  const F32 gate_unit = splat(std::ldexp(1.0f, gate.exponent)), up_unit = splat(std::ldexp(1.0f, up.exponent));
+  const int steps = (rows + 2 * kRowTile - 1) / (2 * kRowTile) * x.groups;
+  for (int tile = 2 * first; tile < 2 * last; tile++) {
+    const Matrix& later = tile % 2 == 0 ? gate : up;  // of the next pair: one matrix for each tile of this one
+    const Ahead next(later.pair(tile / 2 + 1), tile / 2 + 1 < last ? later.pair_bytes : 0, steps);
+    many_rows<Weights>(TileBlocks::of<Weights>(gate, tile), TileBlocks::of<Weights>(up, tile), x, rows, tiles, next,
+                       [&](int row, int count, const float* results) {
+                         Narrow* at = to.narrow_at(row, tile / 2) + tile % 2 * kTile;
+                         for (int i = 0; i < count; i++, results += kPairRows, at += kGroup)
+                           store_narrow(at, swiglu(mul(load(results), gate_unit), mul(load(results + kTile), up_unit)));
+                       });
   }
 }
 

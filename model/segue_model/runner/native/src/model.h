@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "activations.h"
-#include "attention.h"
+#include "kv_page.h"
 #include "matrix.h"
 #include "memory.h"
 #include "pool.h"

@@ -2,23 +2,31 @@
 
 #include <algorithm>
 
+#include "attention_tile.h"
+
 namespace segue {
 namespace {
 
-constexpr int kSegmentPages = kSegment / kPage;
 constexpr int kItemsPerThread = 8;  // with fewer tiles than that, long ones are split to keep all threads busy
 
 int first_visible_page(const Shape& shape, int64_t position) {
   return shape.window > 0 ? static_cast<int>(std::max<int64_t>(0, position - shape.window + 1) / kPage) : 0;
 }
 
-std::vector<AttentionItem> whole_tiles(const Shape& shape, const std::vector<Span>& spans) {
-  const int group = shape.heads / shape.kv_heads;
+// Queries of a block: the more, the less often pages are fetched, but all threads shall have some blocks.
+int block_size(const Shape& shape, const std::vector<Span>& spans) {
+  int queries = 0;
+  for (const Span& span : spans) queries += span.rows * shape.heads;
+  return std::clamp(queries / (kItemsPerThread * shape.threads) / kQueries * kQueries, kQueries, kBlock);
+}
+
+std::vector<AttentionItem> whole_blocks(const Shape& shape, const std::vector<Span>& spans) {
+  const int group = shape.heads / shape.kv_heads, block = block_size(shape, spans);
   std::vector<AttentionItem> tiles;
   for (size_t index = 0; index < spans.size(); index++) {
     const Span& span = spans[index];
-    for (int query = 0; query < span.rows * group; query += kQueries) {
-      const int count = std::min(kQueries, span.rows * group - query);
+    for (int query = 0; query < span.rows * group; query += block) {
+      const int count = std::min(block, span.rows * group - query);
       const int64_t first = span.start + query / group, last = span.start + (query + count - 1) / group;
       const int page = first_visible_page(shape, first), end = static_cast<int>(pages_for(last + 1));
       for (int head = 0; head < shape.kv_heads; head++)
@@ -27,8 +35,6 @@ std::vector<AttentionItem> whole_tiles(const Shape& shape, const std::vector<Spa
   }
   return tiles;
 }
-
-int segment_end(int page) { return (page / kSegmentPages + 1) * kSegmentPages; }
 
 int segments_of(const AttentionItem& tile) { return (tile.end - 1) / kSegmentPages - tile.page / kSegmentPages + 1; }
 
@@ -77,7 +83,7 @@ void Window::split_long_tiles() {
       continue;
     }
     tile.split = static_cast<int>(splits.size());
-    splits.push_back({segments_of(tile), nullptr});
+    splits.push_back({segments_of(tile), tile.queries, nullptr});
     for (int page = tile.page; page < tile.end; page = segment_end(page), tile.part++) {
       pieces.push_back(tile);
       pieces.back().page = page;
@@ -88,15 +94,16 @@ void Window::split_long_tiles() {
 }
 
 void Window::place_partials(int width) {
-  size_t parts = 0;
-  for (const Split& split : splits) parts += split.parts;
-  if (partials.size() < parts * Partial::floats(width)) partials.resize(parts * Partial::floats(width));
+  const auto floats_of = [&](const Split& split) { return split.parts * Partial::floats(width, split.queries); };
+  size_t floats = 0;
+  for (const Split& split : splits) floats += floats_of(split);
+  if (partials.size() < floats) partials.resize(floats);
   left = std::make_unique<std::atomic<int>[]>(splits.size());
-  parts = 0;
+  float* next = partials.data();
   for (size_t i = 0; i < splits.size(); i++) {
-    splits[i].partials = partials.data() + parts * Partial::floats(width);
+    splits[i].partials = next;
+    next += floats_of(splits[i]);
     left[i].store(splits[i].parts, std::memory_order_relaxed);
-    parts += splits[i].parts;
   }
 }
 
@@ -104,7 +111,7 @@ void Window::plan(const Shape& shape, int width) {
   appends_first = shape.heads / shape.kv_heads > kQueries;
   for (const Span& span : spans) appends_first |= span.rows > 1;
   cut_at_pages();
-  items = whole_tiles(shape, spans);
+  items = whole_blocks(shape, spans);
   splits.clear();
   if (shape.threads > 1 && items.size() < size_t(kItemsPerThread) * shape.threads) split_long_tiles();
   place_partials(width);

@@ -26,7 +26,7 @@ struct AttentionItem {
 
 // A tile whose segments are shared out; the thread that finishes the last one merges them in order.
 struct Split {
-  int parts;
+  int parts, queries;
   float* partials;  // [parts] Partial
 };
 

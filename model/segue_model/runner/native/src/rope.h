@@ -5,7 +5,7 @@
 namespace segue {
 
 // x: [head_dim] to out: [head_dim]; cos, sin: [head_dim / 2] of the position
-inline void rotate(const float* x, const float* cos, const float* sin, int head_dim, float* out) {
+inline void rotate(const float* x, const float* cos, const float* sin, int head_dim, float* __restrict out) {
   const int half = head_dim / 2;
   const float *left = x, *right = x + half;
   for (int i = 0; i < half; i++) out[i] = left[i] * cos[i] - right[i] * sin[i];

@@ -44,25 +44,21 @@ SEGUE_INLINE F32 zero() { return splat(0.0f); }
 
 SEGUE_INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
-// exp(x) to about one unit in the last place (Cephes expf). Clamped to [-87, 88], where neither side overflows.
-SEGUE_INLINE F32 exp(F32 x) {
-  x = min(max(x, splat(-87.0f)), splat(88.0f));
-  const I32 n = round_i32(mul(x, splat(1.44269504f)));
-  const F32 n_float = to_f32(n);
-  F32 r = fma(n_float, splat(-0.693359375f), x);  // ln 2 in two pieces, the first exact in few bits
-  r = fma(n_float, splat(2.12194440e-4f), r);
-  F32 p = splat(1.3981999507e-3f);
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, mul(r, r), add(r, splat(1.0f)));
-  return mul(p, pow2(n));
+// 2^x for x up to 127, within 3e-6 of it; no less than 2^-126.
+SEGUE_INLINE F32 exp2(F32 x) {
+  x = max(x, splat(-126.0f));
+  const F32 r = fraction(x);
+  F32 p = splat(1.342668425e-2f);  // the least relative error of polynomials that are 1 at 0
+  p = fma(p, r, splat(5.224247427e-2f));
+  p = fma(p, r, splat(2.412802047e-1f));
+  p = fma(p, r, splat(6.930448449e-1f));
+  return times_pow2(fma(p, r, splat(1.0f)), x);
 }
 
 // silu(gate) * up
 SEGUE_INLINE F32 swiglu(F32 gate, F32 up) {
-  return mul(mul(gate, up), reciprocal(add(exp(sub(zero(), gate)), splat(1.0f))));
+  const F32 power = min(mul(gate, splat(-1.44269504f)), splat(126.0f));
+  return mul(mul(gate, up), reciprocal(add(exp2(power), splat(1.0f))));
 }
 
 }  // namespace segue

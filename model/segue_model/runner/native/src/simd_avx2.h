@@ -48,10 +48,16 @@ SEGUE_INLINE I32 splat_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set
 SEGUE_INLINE I32 add(I32 a, I32 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 SEGUE_INLINE F32 to_f32(I32 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 SEGUE_INLINE I32 round_i32(F32 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }  // to nearest even
-SEGUE_INLINE F32 pow2(I32 n) {  // n in -126 .. 127
-  const __m256i bias = _mm256_set1_epi32(127);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.lo, bias), 23)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.hi, bias), 23))};
+// x - floor(x), and a * 2^floor(x) for x in -126 .. 127
+SEGUE_INLINE F32 fraction(F32 x) {
+  return {_mm256_sub_ps(x.lo, _mm256_floor_ps(x.lo)), _mm256_sub_ps(x.hi, _mm256_floor_ps(x.hi))};
+}
+SEGUE_INLINE __m256 pow2_floor(__m256 x) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_floor_ps(x)), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+SEGUE_INLINE F32 times_pow2(F32 a, F32 x) {
+  return {_mm256_mul_ps(a.lo, pow2_floor(x.lo)), _mm256_mul_ps(a.hi, pow2_floor(x.hi))};
 }
 SEGUE_INLINE void store_bytes(void* p, I32 a) {  // the low byte of each lane
   alignas(32) int32_t lanes[16];

@@ -45,9 +45,9 @@ SEGUE_INLINE I32 splat_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 SEGUE_INLINE I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 SEGUE_INLINE F32 to_f32(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 SEGUE_INLINE I32 round_i32(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest even
-SEGUE_INLINE F32 pow2(I32 n) {                                           // n in -126 .. 127
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
-}
+// x - floor(x), and a * 2^floor(x) for x in -126 .. 127
+SEGUE_INLINE F32 fraction(F32 x) { return {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+SEGUE_INLINE F32 times_pow2(F32 a, F32 x) { return {_mm512_scalef_ps(a.v, x.v)}; }
 SEGUE_INLINE void store_bytes(void* p, I32 a) {  // the low byte of each lane
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }

@@ -54,8 +54,12 @@ SEGUE_INLINE I32 round_i32(F32 a) {  // to nearest even; what does not fit, NaN 
     return std::fabs(a.v[i]) < 2147483648.0f ? static_cast<int32_t>(std::nearbyint(a.v[i])) : INT32_MIN;
   });
 }
-SEGUE_INLINE F32 pow2(I32 n) {  // n in -126 .. 127
-  return lanes_f32([&](int i) { return float_of(static_cast<uint32_t>(n.v[i] + 127) << 23); });
+// x - floor(x), and a * 2^floor(x) for x in -126 .. 127
+SEGUE_INLINE F32 fraction(F32 x) { return lanes_f32([&](int i) { return x.v[i] - std::floor(x.v[i]); }); }
+SEGUE_INLINE F32 times_pow2(F32 a, F32 x) {
+  return lanes_f32([&](int i) {
+    return a.v[i] * float_of(static_cast<uint32_t>(static_cast<int32_t>(std::floor(x.v[i])) + 127) << 23);
+  });
 }
 SEGUE_INLINE void store_bytes(void* p, I32 a) {  // the low byte of each lane
   for (int i = 0; i < 16; i++) static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(a.v[i]);

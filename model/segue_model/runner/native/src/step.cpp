@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "pack.h"
-#include "rope.h"
 
 namespace segue {
 namespace {
@@ -147,15 +146,20 @@ void Step::project(const Layer& layer, int thread) {
 }
 
 void Step::attention_block(const Layer& layer, int index, int thread) {
-  const Needs needs = needs_of({&layer.wo});
   AttentionScratch& scratch = *scratch_[thread];
   model_.pool.share_singly(static_cast<int>(now_->items.size()),
                            [&](int item) { attend(layer, index, now_->items[item], scratch); });
   model_.pool.barrier();
-  const Activations& mixed = prepare_rows(of_mixed_, lone_mixed_, now_->rows(), thread, [&](Activations& to, int row) {
+  linear(layer.wo, mixed_rows(layer, thread), now_->rows(), {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
+}
+
+// What attention returned, as inputs of the output projection.
+const Activations& Step::mixed_rows(const Layer& layer, int thread) {
+  if (mixes_narrow(layer)) return of_mixed_;
+  const Needs needs = needs_of({&layer.wo});
+  return prepare_rows(of_mixed_, lone_mixed_, now_->rows(), thread, [&](Activations& to, int row) {
     prepare(to, row, needs, mixed_ + size_t(row) * q_width_);
   });
-  linear(layer.wo, mixed, now_->rows(), {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
 }
 
 // Q, K and V side by side, as one round of work.
@@ -178,20 +182,34 @@ void Step::project_qkv(const Layer& layer, const Activations& x, int thread) {
 void Step::ffn_block(const Layer& layer, int thread) {
   const Shape& shape = model_.shape;
   const int rows = now_->rows();
-  const Needs for_ffn = needs_of({&layer.gate, &layer.up}), for_down = needs_of({&layer.down});
+  const Needs for_ffn = needs_of({&layer.gate, &layer.up});
   const Activations& x = prepare_rows(of_dim_, lone_dim_, rows, thread, [&](Activations& to, int row) {
     norm_and_prepare(to, row, for_ffn, x_ + size_t(row) * dim_, layer.ffn_norm, shape.dim, shape.eps);
   });
+  const Activations& hidden = gate_rows(layer, x, thread);
+  linear(layer.down, hidden, rows, {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
+}
+
+// The hidden layer, as inputs of `down`.
+const Activations& Step::gate_rows(const Layer& layer, const Activations& x, int thread) {
+  const int rows = now_->rows();
+  if (takes_gated(layer.gate, layer.up, layer.down, rows)) {
+    model_.pool.share(layer.gate.pairs, [&](int begin, int end) {
+      gated_pairs(layer.gate, layer.up, begin, end, x, rows, of_hidden_, linear_scratch_[thread]);
+    });
+    model_.pool.barrier();
+    return of_hidden_;
+  }
   const Output gate{hidden_, size_t(ffn_width_)}, up{hidden_, size_t(ffn_width_), nullptr, Epilogue::swiglu};
   model_.pool.share(layer.gate.pairs, [&](int begin, int end) {
     linear_pairs(layer.gate, begin, end, x, rows, gate, linear_scratch_[thread]);
     linear_pairs(layer.up, begin, end, x, rows, up, linear_scratch_[thread]);
   });
   model_.pool.barrier();
-  const Activations& hidden = prepare_rows(of_hidden_, lone_hidden_, rows, thread, [&](Activations& to, int row) {
+  const Needs for_down = needs_of({&layer.down});
+  return prepare_rows(of_hidden_, lone_hidden_, rows, thread, [&](Activations& to, int row) {
     prepare(to, row, for_down, hidden_ + size_t(row) * ffn_width_);
   });
-  linear(layer.down, hidden, rows, {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
 }
 
 void Step::head(int thread) {
@@ -203,124 +221,6 @@ void Step::head(int thread) {
     norm_and_prepare(to, row, needs, from, model_.norm, shape.dim, shape.eps);
   });
   linear(model_.head, x, rows, {logits_, size_t(padded(shape.vocab))}, thread);
-}
-
-void Step::append_all(const Layer& layer, int index, AttentionScratch& scratch) {
-  const int heads = model_.shape.kv_heads;
-  model_.pool.share(static_cast<int>(now_->page_pieces.size()) * heads, [&](int begin, int end) {
-    for (int item = begin; item < end; item++) {
-      const Span& piece = now_->page_pieces[item / heads];
-      for (int row = 0; row < piece.rows; row++) append(layer, index, piece, row, item % heads, scratch);
-    }
-  });
-  model_.pool.barrier();
-}
-
-void Step::append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch) {
-  const int head_dim = model_.shape.head_dim, width = model_.head_width();
-  const int64_t position = span.start + row;
-  const float* k = qkv_row(span.row + row) + q_width_ + head * head_dim;
-  const float* v = k + kv_width_;
-  if (layer.k_norm != nullptr) {
-    norm_head(k, layer.k_norm, head_dim, width, model_.shape.eps, scratch.normed);
-    k = scratch.normed;
-  }
-  const size_t angle = size_t(position) * (head_dim / 2);
-  rotate(k, model_.cos + angle, model_.sin + angle, head_dim, scratch.key);
-  std::memcpy(scratch.value, v, sizeof(float) * head_dim);
-  std::fill(scratch.key + head_dim, scratch.key + width, 0.0f);
-  std::fill(scratch.value + head_dim, scratch.value + width, 0.0f);
-  const PageTable table{span.pages, model_.head_block(index, head), model_.page_bytes(), false};
-  uint8_t* page = table.page(static_cast<int>(position / kPage));
-  // A page that begins here may hold anything; zero times a stale NaN would still be NaN.
-  if (position % kPage == 0) std::memset(page, 0, model_.head_bytes());
-  model_.write_position(page, static_cast<int>(position % kPage), scratch.key, scratch.value);
-}
-
-void Step::load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights) {
-  const Shape& shape = model_.shape;
-  const Span& span = now_->spans[item.span];
-  const int head_dim = shape.head_dim, width = model_.head_width(), group = shape.heads / shape.kv_heads;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  for (int i = 0; i < item.queries; i++) {
-    const int row = (item.query + i) / group, head = item.head * group + (item.query + i) % group;
-    const int position = static_cast<int>(span.start) + row;
-    sights[i] = {shape.window > 0 ? std::max(0, position - shape.window + 1) : 0, position};
-    const float* q = qkv_row(span.row + row) + head * head_dim;
-    if (layer.q_norm != nullptr) {
-      norm_head(q, layer.q_norm, head_dim, width, shape.eps, scratch.normed);
-      q = scratch.normed;
-    }
-    float* to = scratch.queries.plain + i * width;
-    const size_t angle = size_t(position) * (head_dim / 2);
-    rotate(q, model_.cos + angle, model_.sin + angle, head_dim, to);
-    for (int d = 0; d < head_dim; d++) to[d] *= scale;
-    std::fill(to + head_dim, to + width, 0.0f);
-  }
-}
-
-void Step::attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch) {
-  const Span& span = now_->spans[item.span];
-  const bool ends_table = item.end == pages_for(span.start + span.rows);
-  if (!now_->appends_first && ends_table) append(layer, index, span, 0, item.head, scratch);
-  Sight sights[kQueries];
-  load_queries(layer, item, scratch, sights);
-  const PageTable table{span.pages, model_.head_block(index, item.head), model_.page_bytes(), span.rows == 1};
-  switch (static_cast<KvType>(model_.shape.kv_type)) {
-    case KvType::float32: return attend_pages<PageF32>(table, item, sights, scratch);
-    case KvType::bf16: return attend_pages<PageBf16>(table, item, sights, scratch);
-    case KvType::int8: return attend_pages<PageInt8>(table, item, sights, scratch);
-  }
-}
-
-template <class Page>
-void Step::attend_pages(const PageTable& table, const AttentionItem& item, const Sight* sights,
-                        AttentionScratch& scratch) {
-  constexpr int kSegmentPages = kSegment / kPage;
-  const int width = model_.head_width();
-  for (int i = 0; i < item.queries; i++) Page::prepare(scratch.queries, i, width);
-  if (item.split >= 0) {
-    float* partials = now_->splits[item.split].partials;
-    Partial part = Partial::at(partials + item.part * Partial::floats(width), width);
-    attend_segment<Page>(table, width, item.queries, sights, item.page, item.end, scratch, part);
-    return finish_part(item, scratch);
-  }
-  Partial merged = Partial::at(scratch.merged, width), next = Partial::at(scratch.segment, width);
-  clear(merged, item.queries, width);
-  for (int page = item.page; page < item.end;) {
-    const int end = std::min(item.end, (page / kSegmentPages + 1) * kSegmentPages);
-    attend_segment<Page>(table, width, item.queries, sights, page, end, scratch, next);
-    merge(merged, next, item.queries, width);
-    page = end;
-  }
-  write_mixed(item, merged);
-}
-
-// The last thread to finish a part of a split tile merges all of them.
-void Step::finish_part(const AttentionItem& item, AttentionScratch& scratch) {
-  std::atomic<int>& left = now_->left[item.split];
-  if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const Split& split = now_->splits[item.split];
-  left.store(split.parts, std::memory_order_relaxed);  // for the next layer
-  const int width = model_.head_width();
-  Partial merged = Partial::at(scratch.merged, width);
-  clear(merged, item.queries, width);
-  for (int part = 0; part < split.parts; part++)
-    merge(merged, Partial::at(split.partials + part * Partial::floats(width), width), item.queries, width);
-  write_mixed(item, merged);
-}
-
-void Step::write_mixed(const AttentionItem& item, const Partial& partial) {
-  const Shape& shape = model_.shape;
-  const int head_dim = shape.head_dim, width = model_.head_width(), group = shape.heads / shape.kv_heads;
-  for (int i = 0; i < item.queries; i++) {
-    const int row = now_->spans[item.span].row + (item.query + i) / group;
-    const int head = item.head * group + (item.query + i) % group;
-    const float inverse = 1.0f / partial.total[i];
-    float* to = mixed_ + size_t(row) * q_width_ + head * head_dim;
-    const float* from = partial.mixed + i * width;
-    for (int d = 0; d < head_dim; d++) to[d] = from[d] * inverse;
-  }
 }
 
 }  // namespace segue

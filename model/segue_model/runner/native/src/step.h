@@ -1,5 +1,6 @@
 // One pass of a window of rows through all layers, on all threads of the pool.
 #pragma once
+#include "attention_tile.h"
 #include "linear.h"
 #include "plan.h"
 
@@ -19,7 +20,9 @@ class Step final : public Task {
   void project(const Layer& layer, int thread);
   void narrow(int thread);
   void attention_block(const Layer& layer, int index, int thread);
+  const Activations& mixed_rows(const Layer& layer, int thread);
   void ffn_block(const Layer& layer, int thread);
+  const Activations& gate_rows(const Layer& layer, const Activations& x, int thread);
   void head(int thread);
 
   // Each row of the window, prepared as input of the next linear; a lone row by every thread for itself, which is
@@ -35,9 +38,16 @@ class Step final : public Task {
   void load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights);
   void attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch);
   template <class Page>
-  void attend_pages(const PageTable& table, const AttentionItem& item, const Sight* sights, AttentionScratch& scratch);
-  void finish_part(const AttentionItem& item, AttentionScratch& scratch);
-  void write_mixed(const AttentionItem& item, const Partial& partial);
+  void attend_pages(const Layer& layer, const PageTable& table, const AttentionItem& item, const Sight* sights,
+                    AttentionScratch& scratch);
+  Partial part_of(const AttentionItem& item, int part) const;
+  void finish_part(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch);
+  void write_mixed(const Layer& layer, const AttentionItem& item, const Partial& partial);
+
+  // Whether attention leaves its result as inputs of the output projection, not as floats.
+  bool mixes_narrow(const Layer& layer) const {
+    return now_->rows() > 1 && layer.wo.for_matrix_unit() && model_.shape.head_dim % kLanes == 0;
+  }
 
   float* qkv_row(int row) const { return qkv_ + size_t(row) * (q_width_ + 2 * kv_width_); }
 
