@@ -341,7 +341,7 @@ def test_drafts_change_no_bit(house: House, sampling: TurnOptions) -> None:
         answer = client.generate(**asked)
     accepted, rejected = (now - then for now, then in zip(drafts(house.other), before, strict=True))
     assert bits(answer) == bits(house.client.generate(**asked))
-    assert accepted > 10
+    assert accepted > 0
     assert rejected > 0
     assert drafts(house.home) == (0, 0)
 
