@@ -39,7 +39,7 @@ struct Kernel {
     }
   }
 
-  // Weights times values, positions ascending. first: page at which the segment of the block begins
+  // Weights times values, positions ascending. The int: page at which the segment begins for the whole block.
   static void mix(const SegmentOfTile& of, int, AttentionScratch& scratch, float* mixed) {
     std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
     for (int index = of.begin; index < of.end; index++)
@@ -59,8 +59,8 @@ struct Kernel<PageBf16> {
     pair_values(table, width, begin, end, scratch.values);
   }
   static void score(const SegmentOfTile& of, AttentionScratch& scratch) { score_on_tiles(of, scratch); }
-  static void mix(const SegmentOfTile& of, int first, AttentionScratch& scratch, float* mixed) {
-    mix_on_tiles(of, first / 2, scratch, mixed);
+  static void mix(const SegmentOfTile& of, int block_begin, AttentionScratch& scratch, float* mixed) {
+    mix_on_tiles(of, block_begin / 2, scratch, mixed);
   }
 };
 #endif
@@ -76,9 +76,9 @@ inline void soften_rows(Weights& weights, int rows, ColumnsOf columns_of, PagesA
   }
 }
 
-// A tile whose queries see something of pages [of.begin, of.end). first: page at which the segment of the block begins
+// A tile whose queries see something of pages [of.begin, of.end). block_begin: where the segment begins for the block
 template <class Page>
-inline void attend_tile(const SegmentOfTile& of, int first, const Sight* sights, AttentionScratch& scratch,
+inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* sights, AttentionScratch& scratch,
                         PagesAhead<Page>& ahead, const Partial& out) {
   Kernel<Page>::score(of, scratch);
   const auto columns_of = [&](int row) {
@@ -93,7 +93,7 @@ inline void attend_tile(const SegmentOfTile& of, int first, const Sight* sights,
   } else {
     soften_rows<Page, false>(scratch.weights, of.queries, columns_of, ahead, out);
   }
-  Kernel<Page>::mix(of, first, scratch, out.mixed);
+  Kernel<Page>::mix(of, block_begin, scratch, out.mixed);
 }
 
 // merged := merged and then one segment, for all queries of a block, whose sights ascend. Pages [begin, end) of the

@@ -2,7 +2,6 @@
 #pragma once
 #include "attention_softmax.h"
 #include "kv_page.h"
-#include "memory.h"
 
 namespace segue {
 
@@ -48,28 +47,34 @@ struct SegmentOfTile {
   int position() const { return first_page() * kPage; }  // of column 0
 };
 
-// Asks for the pages of the next segment, some lines at a time, while this one is computed.
+// Asks for pages [begin, end), those of the next segment, some lines at a time while this one is computed.
 template <class Page>
 class PagesAhead {
  public:
   // times: how often some() will be called
   PagesAhead(const PageTable& table, int width, int begin, int end, int times)
       : table_(table), page_(begin), end_(end), page_bytes_(Page::bytes(width)) {
-    some_ = times > 0 ? round_up((end - begin) * page_bytes_ / times + 1, 64) : 0;
+    lines_ = (end - begin) * page_bytes_ / 64 / times + 1;
+    enter();
   }
 
   SEGUE_INLINE void some() {
-    for (size_t done = 0; done < some_ && page_ < end_; done += 64) {
-      prefetch(table_.page(page_) + at_);
+    for (size_t i = 0; i < lines_ && page_ < end_; i++) {
+      prefetch(at_);
       at_ += 64;
-      if (at_ >= page_bytes_) page_++, at_ = 0;
+      if (at_ >= page_end_) page_++, enter();
     }
   }
 
  private:
+  void enter() {
+    if (page_ < end_) at_ = table_.page(page_), page_end_ = at_ + page_bytes_;
+  }
+
   const PageTable& table_;
   int page_, end_;
-  size_t page_bytes_, some_, at_ = 0;
+  size_t page_bytes_, lines_;
+  const uint8_t *at_ = nullptr, *page_end_ = nullptr;
 };
 
 template <class Page>

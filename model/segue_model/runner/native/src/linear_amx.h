@@ -169,12 +169,14 @@ struct TileBlocks {
   }
 };
 
-// More than 32 rows: two tiles' weights become bf16 once, then meet 32 rows at a time.
+// More than 32 rows: two tiles' weights become bf16 once, then meet 32 rows at a time. The sums of 32 rows are finished
+// while those of the next 32 are computed, a few rows a step.
 // finish(row, rows, results): takes sums [rows][first tile 16 | second tile 16].
 template <class Weights, class Finish>
 inline void many_rows(TileBlocks first, TileBlocks second, const Activations& x, int rows, uint8_t* tiles, Ahead ahead,
                       Finish finish) {
-  const int groups = x.groups;
+  constexpr int kRows = 2 * kRowTile;
+  const int groups = x.groups, each = (kRows + groups - 1) / groups;
   if constexpr (!Weights::kReady) {
     for (int g = 0; g < groups; g++) {
       Weights::widen(first.data + g * first.stride, tiles + g * 2 * kTileBytes);
@@ -182,19 +184,22 @@ inline void many_rows(TileBlocks first, TileBlocks second, const Activations& x,
     }
     first = {tiles, 2 * kTileBytes}, second = {tiles + kTileBytes, 2 * kTileBytes};
   }
-  for (int row = 0; row < rows; row += 2 * kRowTile) {
-    alignas(64) float results[2 * kRowTile * kPairRows];
-    {
+  alignas(64) float sums[2][kRows * kPairRows];  // of these 32 rows, and of those before
+  for (int row = 0; row < rows; row += kRows) {
+    const float* before = sums[row / kRows % 2 ^ 1];
     const Narrow* inputs = x.narrow_at(row, 0);
     zero_sums<true>();
-    for (int g = 0; g < groups; g++, inputs += 2 * kRowTile * kGroup) {
+    for (int g = 0; g < groups; g++, inputs += kRows * kGroup) {
       ahead.more();
       tile_step<true>(first.data + g * first.stride, second.data + g * second.stride, inputs);
+      const int done = g * each;
+      if (row > 0 && done < kRows)
+        finish(row - kRows + done, std::min(each, kRows - done), before + done * kPairRows);
     }
-    store_sums<true>(results);
-    }
-    finish(row, std::min(rows - row, 2 * kRowTile), results);
+    store_sums<true>(sums[row / kRows % 2]);
   }
+  const int last = (rows - 1) / kRows * kRows;
+  finish(last, rows - last, sums[last / kRows % 2]);
 }
 
 template <class Weights>
