@@ -129,6 +129,7 @@ async def test_the_prompt_of_an_abandoned_one_off_is_waste(tmp_path: Path, sessi
             async for _, event in turn:
                 if isinstance(event, Prefill) and event.processed_tokens == 32:
                     break
+            await bench.gate.wait_reached()
         bench.gate.open()
         await bench.until(lambda: scrape().sum("turns_total"))
         await bench.until(lambda: not bench.service.load().running_requests)
