@@ -89,7 +89,7 @@ def compare(name: str, reported: Spread | None, performed: list[float], own: Sel
         print(
             f"{name} {quantile}: performed {true * 1e3:.2f} ms, reported {told * 1e3:.2f} ms ({told / true - 1:+.2%})"
         )
-        assert abs(told - true) <= TOLERANCE * true + 2 * own.loop_lag_max
+        assert abs(told - true) <= TOLERANCE * true + 2 * (own.loop_lag_max + own.send_lag_max)
 
 
 def spread_schedule() -> Schedule:

@@ -40,6 +40,7 @@ class Line:
     breaks: list[int]
     code: str = "UNAVAILABLE"
     words: int = 6
+    holds: float = 0.0  # seconds before it breaks
     turn: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,6 +59,7 @@ class Line:
         count = self.breaks.pop(0) if self.breaks else len(events) + 1
         yield from self.server.events(*events[:count], first=sequence + 1)
         if count <= len(events):
+            time.sleep(self.holds)
             context.abort(grpc.StatusCode[self.code], "the line is cut")
 
     @property
@@ -112,12 +114,12 @@ def test_a_broken_stream_goes_on_where_it_broke_whatever_the_code(server, result
 
 
 def test_the_attach_names_the_turn_the_session_and_what_is_left_of_the_deadline(server, result):
-    line = Line(server, [2])
+    line = Line(server, [2], holds=0.3)
     result(timeout=30)
     sent, attached = server.calls("GenerateStream")[0], server.calls("AttachGeneration")[0]
     assert attached.request.request_id == sent.request.request_id
     assert attached.metadata["x-session-id"] == sent.request.session_id
-    assert 25 < attached.time_remaining < sent.time_remaining < 31
+    assert 25 < attached.time_remaining < sent.time_remaining - 0.2 < 31
     assert sent.request.detach_grace.ToSeconds() == 15
     assert line.turn
 
