@@ -48,8 +48,7 @@ class Drafter:
         return replace(work, drafts=self._guess(sequence.tokens, count))
 
     def learn(self, job: Job, drafted: int, accepted: int) -> None:
-        """The ledger went on with the first `accepted` of `drafted` tokens."""
-        if drafted:
-            job.pace.learn(drafted, accepted)
-            self._stats.draft_tokens.add("accepted", amount=accepted)
-            self._stats.draft_tokens.add("rejected", amount=drafted - accepted)
+        """The ledger went on with the first `accepted` of `drafted` tokens, at least one."""
+        job.pace.learn(drafted, accepted)
+        self._stats.draft_tokens.add("accepted", amount=accepted)
+        self._stats.draft_tokens.add("rejected", amount=drafted - accepted)

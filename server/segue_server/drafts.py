@@ -17,15 +17,12 @@ LONGEST_REST: Final = 31  # passes
 
 def lookup(tokens: "array[int]", count: int) -> "array[int]":
     """Up to `count` tokens that followed the last earlier occurrence of the last GRAM tokens; none if there is none."""
-    size = tokens.itemsize
-    text = tokens.tobytes()
+    size, text = tokens.itemsize, tokens.tobytes()
     gram = text[-GRAM * size :]
     at = text.rfind(gram, 0, len(text) - size)
-    while at % size and at > 0:  # found across the borders of tokens
+    while at > 0 and at % size:  # found across the borders of tokens
         at = text.rfind(gram, 0, at + len(gram) - 1)
-    if at < 0 or at % size or len(tokens) <= GRAM:
-        return array(tokens.typecode)
-    after = at // size + GRAM
+    after = at // size + GRAM if at >= 0 else len(tokens)
     return tokens[after : after + count]
 
 

@@ -169,6 +169,20 @@ def test_penalties_minimum_and_seeds_see_each_token_as_without_drafts() -> None:
     assert bench.engine.stats.draft_tokens.values["accepted",] > 20
 
 
+@pytest.mark.parametrize("wrong", [0.0, 0.4])
+def test_a_sliding_context_drops_and_says_the_same(wrong: float) -> None:
+    """It slides in the middle of drafts: what was guessed of the longer ledger is not believed of the shorter one."""
+    told = []
+    for bench in (EngineBench(vocab=VOCAB), drafting(Oracle(wrong))):
+        bench.open()
+        sink = bench.submit(range(20), max_tokens=150, max_context_tokens=48, keep_tokens=8)
+        bench.run(sink)
+        told.append((sink.tokens, bench.ledger(), finished(sink).dropped_tokens))
+    assert told[0] == told[1]
+    assert told[0][2] > 48
+    assert bench.engine.stats.draft_tokens.values["accepted",] > 10
+
+
 class Replay:
     """Guesses what an earlier run has said."""
 

@@ -142,12 +142,14 @@ inline void few_rows(const Matrix& matrix, int pair, const Activations& x, int r
   finish_sums<Two>(matrix, pair, 0, rows, out);
 }
 
-// Weights that will be wanted next, asked for a line at a time.
+// The weights of the pair that comes next, if one does before `last`, asked for some lines a step.
 class Ahead {
  public:
-  // times: how often more() will be called
-  Ahead(const uint8_t* from, size_t bytes, int times)
-      : next_(from), end_(from + bytes), lines_(bytes / 64 / times + 1) {}
+  Ahead(const Matrix& matrix, int next, int last, int rows)
+      : next_(matrix.pair(next)), end_(next < last ? next_ + matrix.pair_bytes : next_) {
+    const int steps = (rows + 2 * kRowTile - 1) / (2 * kRowTile) * matrix.groups;
+    lines_ = (end_ - next_) / 64 / steps + 1;
+  }
 
   SEGUE_INLINE void more() {
     for (size_t i = 0; i < lines_ && next_ < end_; i++, next_ += 64) prefetch(next_);
@@ -207,14 +209,13 @@ inline void amx_pairs(const Matrix& matrix, int first, int last, const Activatio
                       uint8_t* tiles) {
   use_linear_tiles(rows);
   const float unit = std::ldexp(1.0f, matrix.exponent);
-  const int steps = (rows + 2 * kRowTile - 1) / (2 * kRowTile) * x.groups;
   for (int pair = first; pair < last; pair++) {
     if (rows <= kRowTile) {
       few_rows<Weights, false>(matrix, pair, x, rows, out, tiles);
     } else if (rows <= 2 * kRowTile) {
       few_rows<Weights, true>(matrix, pair, x, rows, out, tiles);
     } else {
-      const Ahead next(matrix.pair(pair + 1), pair + 1 < last ? matrix.pair_bytes : 0, steps);
+      const Ahead next(matrix, pair + 1, last, rows);
       const auto first_tile = TileBlocks::of<Weights>(matrix, 2 * pair);
       const auto second_tile = TileBlocks::of<Weights>(matrix, 2 * pair + 1);
       many_rows<Weights>(first_tile, second_tile, x, rows, tiles, next, [&](int row, int count, const float* results) {
@@ -230,10 +231,9 @@ inline void amx_gated_pairs(const Matrix& gate, const Matrix& up, int first, int
                             const Activations& to, uint8_t* tiles) {
   use_linear_tiles(rows);
   const F32 gate_unit = splat(std::ldexp(1.0f, gate.exponent)), up_unit = splat(std::ldexp(1.0f, up.exponent));
-  const int steps = (rows + 2 * kRowTile - 1) / (2 * kRowTile) * x.groups;
   for (int tile = 2 * first; tile < 2 * last; tile++) {
-    const Matrix& later = tile % 2 == 0 ? gate : up;  // of the next pair: one matrix for each tile of this one
-    const Ahead next(later.pair(tile / 2 + 1), tile / 2 + 1 < last ? later.pair_bytes : 0, steps);
+    // Of the next pair one matrix for each tile of this one.
+    const Ahead next(tile % 2 == 0 ? gate : up, tile / 2 + 1, last, rows);
     many_rows<Weights>(TileBlocks::of<Weights>(gate, tile), TileBlocks::of<Weights>(up, tile), x, rows, tiles, next,
                        [&](int row, int count, const float* results) {
                          Narrow* at = to.narrow_at(row, tile / 2) + tile % 2 * kTile;
