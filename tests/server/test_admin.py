@@ -77,6 +77,11 @@ async def operating(folder: Path, **options: object) -> AsyncIterator[Operator]:
             await server.stop(None)
 
 
+def slow_down(bench: ServiceBench) -> None:
+    """A turn lasts a second, so that on a busy machine too it is there while something is done beside it."""
+    bench.runner.before_step = lambda: time.sleep(0.02)
+
+
 async def refused(call: "asyncio.Future[object]", code: grpc.StatusCode, text: str) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
         await call
@@ -127,6 +132,7 @@ async def test_protected_entries_come_last_and_say_why(tmp_path: Path) -> None:
         await talked(op.bench, "ppp", 50, pinned=True, max_context_tokens=100)
         await talked(op.bench, "aaa", 50)
         await op.bench.create("run")
+        slow_down(op.bench)
         async with op.bench.turn([1] * 40, "run", max_tokens=400) as turn:
             await anext(aiter(turn))
             listed = await op.entries()
@@ -166,6 +172,7 @@ async def test_flush_drops_what_nobody_uses_by_salt(tmp_path: Path) -> None:
 async def test_the_pool_shrinks_and_grows_while_turns_run(tmp_path: Path) -> None:
     async with operating(tmp_path, pages=64) as op:
         await talked(op.bench, "aaa", 300)
+        slow_down(op.bench)
         async with op.bench.turn([1] * 100, "aaa", max_tokens=100) as turn:
             await anext(aiter(turn))
             await refused(op.budget(4 * PAGE), grpc.StatusCode.RESOURCE_EXHAUSTED, "active and pinned")
@@ -257,6 +264,7 @@ async def test_verification_needs_room_and_an_idle_session(tmp_path: Path) -> No
         await talked(op.bench, "aaa", 200)
         request = cache_pb2.VerifyCacheRequest(session_id="aaa")
         await refused(op.stub.VerifyCache(request), grpc.StatusCode.RESOURCE_EXHAUSTED, "verifying takes")
+        slow_down(op.bench)
         async with op.bench.turn([1], "aaa", max_tokens=100) as turn:
             await anext(aiter(turn))
             await refused(op.stub.VerifyCache(request), grpc.StatusCode.ABORTED, "turn in flight")
@@ -323,6 +331,7 @@ async def test_events_that_are_no_longer_kept_are_lost_aloud(tmp_path: Path) -> 
 async def test_drain_refuses_new_work_lets_turns_end_and_stops_serving(tmp_path: Path) -> None:
     async with operating(tmp_path) as op:
         await op.bench.create("aaa")
+        slow_down(op.bench)
         async with op.bench.turn([1] * 10, "aaa", max_tokens=60) as turn:
             events = aiter(turn)
             await anext(events)

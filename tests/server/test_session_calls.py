@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -662,21 +662,28 @@ async def test_rejected_and_slid_sessions(serve: Serve) -> None:
                 await score(bench, [1])
 
 
+@asynccontextmanager
+async def engine_busy(bench: ServiceBench) -> AsyncIterator[None]:
+    """The engine stands inside a pass of another turn, which goes on and ends when this is left."""
+    bench.gate.shut()
+    async with bench.turn([1], "", max_tokens=2) as other:
+        await bench.gate.wait_reached()
+        yield
+        bench.gate.open()
+        async for _ in other:
+            pass
+
+
 async def test_scoring_that_a_drain_meets_leaves_no_fork(serve: Serve) -> None:
     """The drain begins between the fork that nobody sees and its turn, which is refused."""
     async with serve() as bench:
         await bench.create()
         await bench.ask(range(40), max_tokens=3)
-        bench.gate.shut()
-        async with bench.turn([1], "", max_tokens=2) as other:
-            await bench.gate.wait_reached()
+        async with engine_busy(bench):
             scoring = asyncio.create_task(score(bench, [1, 2]))
             await asyncio.sleep(0.01)
             drain = asyncio.create_task(bench.service.drain(5.0))
             await asyncio.sleep(0.01)
-            bench.gate.open()
-            async for _ in other:
-                pass
         with pytest.raises(Draining):
             await scoring
         await drain
@@ -691,16 +698,11 @@ async def test_a_fork_whose_caller_goes_leaves_nothing(serve: Serve) -> None:
     async with serve() as bench:
         await bench.create()
         await bench.ask(range(40), max_tokens=3)
-        bench.gate.shut()
-        async with bench.turn([1], "", max_tokens=2) as other:
-            await bench.gate.wait_reached()
+        async with engine_busy(bench):
             fork = asyncio.create_task(bench.service.fork_session(ForkSessionRequest(session_id="chat-1", count=3)))
             await asyncio.sleep(0.01)
             fork.cancel()
             await asyncio.wait([fork])
-            bench.gate.open()
-            async for _ in other:
-                pass
         await bench.check()
         assert len(bench.engine.holdings.sequences) == 1
 
@@ -711,18 +713,13 @@ async def test_the_ids_of_a_fork_are_taken_while_it_is_made(serve: Serve) -> Non
         await bench.create()
         await bench.ask(range(40), max_tokens=3)
         request = ForkSessionRequest(session_id="chat-1", new_session_id="child")
-        bench.gate.shut()
-        async with bench.turn([1], "", max_tokens=2) as other:
-            await bench.gate.wait_reached()
+        async with engine_busy(bench):
             fork = asyncio.create_task(bench.service.fork_session(request))
             await asyncio.sleep(0.01)
             with pytest.raises(SessionExists):
                 await bench.create("child")
             with pytest.raises(SessionExists):
                 await bench.service.fork_session(request)
-            bench.gate.open()
-            async for _ in other:
-                pass
         (child,) = await fork
         assert child.position == len(bench.ledger("child")) == 43
         await bench.check()

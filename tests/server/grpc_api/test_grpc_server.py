@@ -122,14 +122,14 @@ async def test_calls_are_counted(channel, service, calls):
     models, sessions = model_pb2_grpc.ModelServiceStub(channel), session_pb2_grpc.SessionServiceStub(channel)
     await models.GetLoad(model_pb2.GetLoadRequest())
     service.error = SessionNotFound("s", "no such session")
-    for call in (
-        sessions.GetSession(session_pb2.GetSessionRequest(session_id="s")),
-        channel.unary_unary("/made.up/Name")(b""),
-        channel.unary_unary("/segue.v1.ModelService/NoSuchMethod")(b""),
-        check(channel, "nobody"),
+    for call in (  # one after the other: a call that is made has begun
+        lambda: sessions.GetSession(session_pb2.GetSessionRequest(session_id="s")),
+        lambda: channel.unary_unary("/made.up/Name")(b""),
+        lambda: channel.unary_unary("/segue.v1.ModelService/NoSuchMethod")(b""),
+        lambda: check(channel, "nobody"),
     ):
         with pytest.raises(aio.AioRpcError):
-            await call
+            await call()
     assert calls.started_methods == [
         "segue.v1.ModelService/GetLoad",
         "segue.v1.SessionService/GetSession",
