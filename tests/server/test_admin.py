@@ -196,9 +196,7 @@ async def test_a_waiting_turn_that_a_smaller_pool_cannot_hold_is_told(tmp_path: 
     async with operating(tmp_path, pages=64, max_running=1) as op:
         await op.bench.create("aaa")
         await op.bench.create("bbb")
-        op.bench.runner.before_step = lambda: time.sleep(
-            0.005
-        )  # the first turn lasts until the second has been seen to wait
+        slow_down(op.bench)
         async with op.bench.turn([1] * 50, "aaa", max_tokens=300) as turn:
             await anext(aiter(turn))
             waiting = asyncio.create_task(op.bench.ask([1] * 600, "bbb"))

@@ -25,16 +25,18 @@ SESSIONS = ("a", "b", "c")
 
 
 class FlakyStore(LedgerStore):
-    """Fails a share of its writes."""
+    """Fails a share of its writes: one of any ten when that is a tenth. The seed says which of the first ones."""
 
     def __init__(self, path: Path, share: float, seed: int) -> None:
         self.share = 0.0
-        self._random = random.Random(seed)
+        self._due = random.Random(seed).random()
         super().__init__(path)
         self.share = share
 
     def apply(self, records: Sequence[Record]) -> None:
-        if self._random.random() < self.share:
+        self._due += self.share
+        if self._due >= 1:
+            self._due -= 1
             raise LedgerError(self.path, "database or disk is full")
         super().apply(records)
 
