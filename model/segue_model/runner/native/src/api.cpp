@@ -56,14 +56,15 @@ struct Reader final : Task {
   void work(int) override {
     pool.share(pieces, [&](int begin, int end) {
       I32 total = splat_i32(0);
-      for (size_t i = size_t(begin) * kPiece; i < size_t(end) * kPiece; i += 64) {
-        prefetch(data + i + 1024);
-        total = dot_u8s8(total, load_bytes(data + i), ones);
+      for (size_t i = size_t(begin) * kPiece; i < size_t(end) * kPiece; i += kStep) {
+        ask_ahead<kStep>(data + i);
+        SEGUE_UNROLL for (int j = 0; j < kStep; j += 64) total = dot_u8s8(total, load_bytes(data + i + j), ones);
       }
       sink = sum(total);
     });
   }
   static constexpr size_t kPiece = 1 << 14;
+  static constexpr int kStep = 256;
   static constexpr int8_t ones[4] = {1, 1, 1, 1};
   Pool& pool;
   const uint8_t* data;

@@ -26,12 +26,12 @@ SEGUE_INLINE void in_pieces(int count, Run run) {
 template <class Page>
 struct Kernel {
   // Once a segment for all tiles of a block: pages [begin, end).
-  static void begin(const PageTable&, int, int, int, AttentionScratch&) {}
+  static void begin(const PageTable&, int, int, int, PagesAhead&, AttentionScratch&) {}
 
   // Scores of all queries against all pages of the segment, to the plain weights.
-  static void score(const SegmentOfTile& of, AttentionScratch& scratch) {
+  static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
     for (int index = of.begin; index < of.end; index++) {
-      prefetch_page<Page>(of, index + 2);
+      ahead.some();
       in_pieces<kTileQueries>(of.queries, [&](int row, auto n) {
         Page::template score<n.value>(of.table.page(index), of.width, scratch.queries, of.query + row, scratch.weights,
                                       row, of.column(index));
@@ -55,10 +55,12 @@ struct Kernel {
 #if defined(SEGUE_AMX)
 template <>
 struct Kernel<PageBf16> {
-  static void begin(const PageTable& table, int width, int begin, int end, AttentionScratch& scratch) {
-    pair_values(table, width, begin, end, scratch.values);
+  static void begin(const PageTable& table, int width, int begin, int end, PagesAhead& ahead, AttentionScratch& scratch) {
+    pair_values(table, width, begin, end, ahead, scratch.values);
   }
-  static void score(const SegmentOfTile& of, AttentionScratch& scratch) { score_on_tiles(of, scratch); }
+  static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
+    score_on_tiles(of, ahead, scratch);
+  }
   static void mix(const SegmentOfTile& of, int block_begin, AttentionScratch& scratch, float* mixed) {
     mix_on_tiles(of, block_begin / 2, scratch, mixed);
   }
@@ -68,7 +70,7 @@ struct Kernel<PageBf16> {
 // All: every query sees all columns. Row by row in two rounds, so that the weights of one row need not wait for the
 // highest score of the next.
 template <class Page, bool All, class ColumnsOf>
-inline void soften_rows(Weights& weights, int rows, ColumnsOf columns_of, PagesAhead<Page>& ahead, const Partial& out) {
+inline void soften_rows(Weights& weights, int rows, ColumnsOf columns_of, PagesAhead& ahead, const Partial& out) {
   for (int row = 0; row < rows; row++) out.peak[row] = peak_of<All>(weights, row, columns_of(row));
   for (int row = 0; row < rows; row++) {
     ahead.some();
@@ -79,8 +81,8 @@ inline void soften_rows(Weights& weights, int rows, ColumnsOf columns_of, PagesA
 // A tile whose queries see something of pages [of.begin, of.end). block_begin: where the segment begins for the block
 template <class Page>
 inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* sights, AttentionScratch& scratch,
-                        PagesAhead<Page>& ahead, const Partial& out) {
-  Kernel<Page>::score(of, scratch);
+                        PagesAhead& ahead, const Partial& out) {
+  Kernel<Page>::score(of, ahead, scratch);
   const auto columns_of = [&](int row) {
     const int begin = of.column(of.begin), end = of.column(of.end);
     const int first = sights[of.query + row].first - of.position(), last = sights[of.query + row].last - of.position();
@@ -97,12 +99,13 @@ inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* s
 }
 
 // merged := merged and then one segment, for all queries of a block, whose sights ascend. Pages [begin, end) of the
-// table lie in the segment; those up to `next_end` will be wanted after it.
+// table lie in the segment; `next_pages` will be wanted after it.
 template <class Page>
 inline void attend_segment(const PageTable& table, int width, int queries, const Sight* sights, int begin, int end,
-                           int next_end, AttentionScratch& scratch, const Partial& merged) {
-  Kernel<Page>::begin(table, width, begin, end, scratch);
-  PagesAhead<Page> ahead(table, width, end, table.cold ? end : next_end, queries);
+                           const Pages& next_pages, AttentionScratch& scratch, const Partial& merged) {
+  const int tiles = (queries + kQueries - 1) / kQueries, times = (end - begin) * (1 + tiles) + queries;
+  PagesAhead ahead(next_pages, Page::bytes(width), times);
+  Kernel<Page>::begin(table, width, begin, end, ahead, scratch);
   const Partial next = Partial::at(scratch.segment, width, kQueries);
   for (int query = 0; query < queries; query += kQueries) {
     const int count = std::min(kQueries, queries - query);

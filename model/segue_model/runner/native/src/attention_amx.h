@@ -52,13 +52,13 @@ SEGUE_INLINE void store_scores(Weights& w, int column) {
 
 // Two sets of sums by turns: one is stored while the other is computed.
 template <bool More>
-inline void score_pages(const SegmentOfTile& of, const Narrow* queries, int step, Weights& weights) {
+inline void score_pages(const SegmentOfTile& of, const Narrow* queries, int step, PagesAhead& ahead, Weights& weights) {
   for (int index = of.begin; index < of.end; index += 2) {
-    prefetch_page<PageBf16>(of, index + 2);
+    ahead.some();
     score_page<0, More>(of.table.page(index), of.width, step, queries);
     if (index > of.begin) store_scores<1, More>(weights, of.column(index - 1));
     if (index + 1 < of.end) {
-      prefetch_page<PageBf16>(of, index + 3);
+      ahead.some();
       score_page<1, More>(of.table.page(index + 1), of.width, step, queries);
     }
     store_scores<0, More>(weights, of.column(index));
@@ -66,19 +66,20 @@ inline void score_pages(const SegmentOfTile& of, const Narrow* queries, int step
   if ((of.end - of.begin) % 2 == 0) store_scores<1, More>(weights, of.column(of.end - 1));
 }
 
-inline void score_on_tiles(const SegmentOfTile& of, AttentionScratch& scratch) {
+inline void score_on_tiles(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
   const int step = of.width % 32 == 0 ? 32 : 16;
   const Narrow* narrow = scratch.queries.narrow + size_t(of.query) * of.width;
   use_attention_tiles(scratch.tiles, of.queries, step);
   const auto score = of.queries > kQueryTile ? score_pages<true> : score_pages<false>;
-  score(of, narrow, step, scratch.weights);
+  score(of, narrow, step, ahead, scratch.weights);
 }
 
 // The values of pages [begin, end) to [twos of pages][width / 16][16][16][2], zero where a page is missing.
-inline void pair_values(const PageTable& table, int width, int begin, int end, uint8_t* to) {
+inline void pair_values(const PageTable& table, int width, int begin, int end, PagesAhead& ahead, uint8_t* to) {
   const int vectors = width / kLanes;
   for (int index = begin & ~1; index < ((end + 1) & ~1); index++) {
     const bool missing = index < begin || index >= end;
+    ahead.some();
     const uint8_t* values = missing ? nullptr : table.page(index) + size_t(kPage) * width * 2;
     uint8_t* half = to + size_t(index - (begin & ~1)) / 2 * vectors * kTileBytes + index % 2 * (kTileBytes / 2);
     for (int row = 0; row < kPage / 2; row++)

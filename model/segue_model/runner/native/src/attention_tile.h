@@ -30,7 +30,6 @@ struct PageTable {
   const int64_t* pages;
   uint8_t* head;  // this layer's and head's block of page 0
   size_t page_bytes;
-  bool cold;  // a lone token walks the pages once; the tiles of a prompt find them in the cache
 
   uint8_t* page(int index) const { return head + pages[index] * page_bytes; }
 };
@@ -47,41 +46,33 @@ struct SegmentOfTile {
   int position() const { return first_page() * kPage; }  // of column 0
 };
 
-// Asks for pages [begin, end), those of the next segment, some lines at a time while this one is computed.
-template <class Page>
+// Pages [begin, end) of a table.
+struct Pages {
+  PageTable table;
+  int begin, end;
+};
+
+// Asks for pages that will be wanted after this segment, some lines at a time while it is computed: side by side, since
+// a core has more lines on their way when they lie in several pages.
 class PagesAhead {
  public:
-  // times: how often some() will be called
-  PagesAhead(const PageTable& table, int width, int begin, int end, int times)
-      : table_(table), page_(begin), end_(end), page_bytes_(Page::bytes(width)) {
-    lines_ = (end - begin) * page_bytes_ / 64 / times + 1;
-    enter();
+  // bytes: of a page. times: how often some() will be called
+  PagesAhead(const Pages& pages, size_t bytes, int times) : pages_(pages), page_(pages.begin), left_(bytes / 64) {
+    if (pages.begin >= pages.end) left_ = 0;
+    lines_ = (pages.end - pages.begin) * left_ / times + 1;
   }
 
   SEGUE_INLINE void some() {
-    for (size_t i = 0; i < lines_ && page_ < end_; i++) {
-      prefetch(at_);
-      at_ += 64;
-      if (at_ >= page_end_) page_++, enter();
+    for (size_t i = 0; i < lines_ && left_ > 0; i++) {
+      prefetch(pages_.table.page(page_) + (left_ - 1) * 64);
+      if (++page_ == pages_.end) page_ = pages_.begin, left_--;
     }
   }
 
  private:
-  void enter() {
-    if (page_ < end_) at_ = table_.page(page_), page_end_ = at_ + page_bytes_;
-  }
-
-  const PageTable& table_;
-  int page_, end_;
-  size_t page_bytes_, lines_;
-  const uint8_t *at_ = nullptr, *page_end_ = nullptr;
+  const Pages pages_;
+  int page_;
+  size_t left_, lines_;  // lines of every page; lines at a time
 };
-
-template <class Page>
-SEGUE_INLINE void prefetch_page(const SegmentOfTile& of, int index) {
-  if (!of.table.cold || index >= of.end) return;
-  const uint8_t* ahead = of.table.page(index);
-  for (size_t i = 0; i < Page::bytes(of.width); i += 64) prefetch(ahead + i);
-}
 
 }  // namespace segue

@@ -119,24 +119,56 @@ SEGUE_INLINE void finish_sums(const Matrix& matrix, int pair, int row, int rows,
   finish_tile(results, rows, out, row, pair * kPairRows, std::ldexp(1.0f, matrix.exponent));
 }
 
-// Up to 32 rows: bound by memory, or by making bf16 of the weights, which then never leaves the first-level cache.
+template <bool Two>
+SEGUE_INLINE void load_inputs(const Narrow* x) {
+  tile_load<4>(x, 64);
+  if constexpr (Two) tile_load<5>(x + kRowTile * kGroup, 64);
+}
+
+// Half a step, whose inputs are in tiles 4 and 5: tile 6 is the first of a pair's weights, 7 the second.
+template <int Tile, bool Two>
+SEGUE_INLINE void half_step(const uint8_t* weights) {
+  tile_load<Tile>(weights, 64);
+  tile_dot<Tile - 6, 4, Tile>();
+  if constexpr (Two) tile_dot<Tile - 4, 5, Tile>();
+}
+
+// All steps of up to 32 rows over 4-bit weights: bound by making bf16 of them, which never leaves the first-level cache.
+// The products of a step lie between the halves of making a later one, so that neither waits for the other: the tiles
+// they load have left the store buffer by then.
+template <class Weights, bool Two>
+inline void made_steps(const uint8_t* block, const Narrow* inputs, int step, int groups, uint8_t* tiles) {
+  constexpr int kRing = 4, kBehind = 2;  // steps
+  const auto made = [&](int g) { return tiles + g % kRing * 2 * kTileBytes; };
+  const auto turn = [&](int g, auto makes, auto multiplies) {
+    if constexpr (multiplies) load_inputs<Two>(inputs + (g - kBehind) * step);
+    if constexpr (multiplies) half_step<6, Two>(made(g - kBehind));
+    if constexpr (makes) ask_ahead<2 * Weights::kBytes>(block);
+    if constexpr (makes) Weights::widen(block, made(g));
+    if constexpr (multiplies) half_step<7, Two>(made(g - kBehind) + kTileBytes);
+    if constexpr (makes) Weights::widen(block + Weights::kBytes, made(g) + kTileBytes);
+    block += 2 * Weights::kBytes;
+  };
+  const std::true_type yes;
+  const std::false_type no;
+  int g = 0;
+  for (; g < std::min(kBehind, groups); g++) turn(g, yes, no);
+  for (; g < groups; g++) turn(g, yes, yes);
+  for (g = std::max(kBehind, groups); g < groups + kBehind; g++) turn(g, no, yes);
+}
+
 template <class Weights, bool Two>
 inline void few_rows(const Matrix& matrix, int pair, const Activations& x, int rows, const Output& out, uint8_t* tiles) {
-  constexpr int kRing = 4;          // steps: a tile is loaded while the next one is made
-  constexpr size_t kAhead = 4096;   // bytes
   const uint8_t* block = matrix.pair(pair);
   const Narrow* inputs = x.narrow;
-  const int groups = x.groups, step = x.block * kGroup;
+  const int step = x.block * kGroup;
   zero_sums<Two>();
-  for (int g = 0; g < groups; g++, block += 2 * Weights::kBytes, inputs += step) {
-    SEGUE_UNROLL for (int i = 0; i < 2 * Weights::kBytes; i += 64) __builtin_prefetch(block + i + kAhead, 0, 3);
-    if constexpr (Weights::kReady) {
+  if constexpr (!Weights::kReady) {
+    made_steps<Weights, Two>(block, inputs, step, x.groups, tiles);
+  } else {
+    for (int g = 0; g < x.groups; g++, block += 2 * Weights::kBytes, inputs += step) {
+      ask_ahead<2 * Weights::kBytes>(block);
       tile_step<Two>(block, block + Weights::kBytes, inputs);
-    } else {
-      uint8_t* made = tiles + g % kRing * 2 * kTileBytes;
-      Weights::widen(block, made);
-      Weights::widen(block + Weights::kBytes, made + kTileBytes);
-      tile_step<Two>(made, made + kTileBytes, inputs);
     }
   }
   finish_sums<Two>(matrix, pair, 0, rows, out);

@@ -6,6 +6,7 @@
 #pragma once
 #include "activations.h"
 #include "matrix.h"
+#include "memory.h"
 #include "simd.h"
 
 namespace segue {
@@ -42,11 +43,16 @@ struct Accumulators {
   }
 };
 
-// A single row is bound by memory: ask for the weights half a kilobyte ahead.
-template <int Rows, int Bytes>
-SEGUE_INLINE void prefetch_block(const uint8_t* block) {
-  if constexpr (Rows == 1) {
-    SEGUE_UNROLL for (int i = 0; i < Bytes; i += 64) prefetch(block + i + 1024);
+// Weights from memory, for few rows. A core has more lines on their way when it reads four pages side by side than one
+// after the other, so the next 16 KiB are asked for in that order while these are used.
+template <int Bytes>
+SEGUE_INLINE void ask_ahead(const uint8_t* block) {
+  constexpr uintptr_t kPages = 4, kPageBytes = 4096, kTogether = kPages * kPageBytes;
+  const auto begin = reinterpret_cast<uintptr_t>(block);
+  for (uintptr_t at = round_up(begin, kPages * 64); at < begin + Bytes; at += kPages * 64) {
+    const uintptr_t line = at / kTogether * kTogether + kTogether + at % kTogether / kPages;
+    SEGUE_UNROLL for (uintptr_t page = 0; page < kPages; page++)
+      __builtin_prefetch(reinterpret_cast<const void*>(line + page * kPageBytes), 0, 3);
   }
 }
 

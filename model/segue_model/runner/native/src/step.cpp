@@ -148,7 +148,7 @@ void Step::project(const Layer& layer, int thread) {
 void Step::attention_block(const Layer& layer, int index, int thread) {
   AttentionScratch& scratch = *scratch_[thread];
   model_.pool.share_singly(static_cast<int>(now_->items.size()),
-                           [&](int item) { attend(layer, index, now_->items[item], scratch); });
+                           [&](int number) { attend(layer, index, number, scratch); });
   model_.pool.barrier();
   linear(layer.wo, mixed_rows(layer, thread), now_->rows(), {x_, size_t(dim_), nullptr, Epilogue::add}, thread);
 }

@@ -36,10 +36,12 @@ class Step final : public Task {
   void append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch);
   void append_all(const Layer& layer, int index, AttentionScratch& scratch);
   void load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights);
-  void attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch);
+  void attend(const Layer& layer, int index, size_t number, AttentionScratch& scratch);
+  PageTable table_of(int index, const AttentionItem& item);
+  Pages first_pages(int index, const AttentionItem& item);
   template <class Page>
   void attend_pages(const Layer& layer, const PageTable& table, const AttentionItem& item, const Sight* sights,
-                    AttentionScratch& scratch);
+                    const Pages& next_item, AttentionScratch& scratch);
   Partial part_of(const AttentionItem& item, int part) const;
   void finish_part(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch);
   void write_mixed(const Layer& layer, const AttentionItem& item, const Partial& partial);

@@ -33,7 +33,7 @@ void Step::append(const Layer& layer, int index, const Span& span, int row, int 
   std::memcpy(scratch.value, v, sizeof(float) * head_dim);
   std::fill(scratch.key + head_dim, scratch.key + width, 0.0f);
   std::fill(scratch.value + head_dim, scratch.value + width, 0.0f);
-  const PageTable table{span.pages, model_.head_block(index, head), model_.page_bytes(), false};
+  const PageTable table{span.pages, model_.head_block(index, head), model_.page_bytes()};
   uint8_t* page = table.page(static_cast<int>(position / kPage));
   // A page that begins here may hold anything; zero times a stale NaN would still be NaN.
   if (position % kPage == 0) std::memset(page, 0, model_.head_bytes());
@@ -62,23 +62,36 @@ void Step::load_queries(const Layer& layer, const AttentionItem& item, Attention
   }
 }
 
-void Step::attend(const Layer& layer, int index, const AttentionItem& item, AttentionScratch& scratch) {
+// The pages of an item that are read first.
+Pages Step::first_pages(int index, const AttentionItem& item) {
+  return {table_of(index, item), item.page, std::min(item.end, segment_end(item.page))};
+}
+
+PageTable Step::table_of(int index, const AttentionItem& item) {
+  return {now_->spans[item.span].pages, model_.head_block(index, item.head), model_.page_bytes()};
+}
+
+// number: of the item. The one that this thread is likely to take next is as far ahead as there are threads.
+void Step::attend(const Layer& layer, int index, size_t number, AttentionScratch& scratch) {
+  const AttentionItem& item = now_->items[number];
   const Span& span = now_->spans[item.span];
   const bool ends_table = item.end == pages_for(span.start + span.rows);
   if (!now_->appends_first && ends_table) append(layer, index, span, 0, item.head, scratch);
   Sight sights[kBlock];
   load_queries(layer, item, scratch, sights);
-  const PageTable table{span.pages, model_.head_block(index, item.head), model_.page_bytes(), span.rows == 1};
+  const size_t later = number + model_.pool.threads();
+  const Pages next = later < now_->items.size() ? first_pages(index, now_->items[later]) : Pages{};
+  const PageTable table = table_of(index, item);
   switch (static_cast<KvType>(model_.shape.kv_type)) {
-    case KvType::float32: return attend_pages<PageF32>(layer, table, item, sights, scratch);
-    case KvType::bf16: return attend_pages<PageBf16>(layer, table, item, sights, scratch);
-    case KvType::int8: return attend_pages<PageInt8>(layer, table, item, sights, scratch);
+    case KvType::float32: return attend_pages<PageF32>(layer, table, item, sights, next, scratch);
+    case KvType::bf16: return attend_pages<PageBf16>(layer, table, item, sights, next, scratch);
+    case KvType::int8: return attend_pages<PageInt8>(layer, table, item, sights, next, scratch);
   }
 }
 
 template <class Page>
 void Step::attend_pages(const Layer& layer, const PageTable& table, const AttentionItem& item, const Sight* sights,
-                        AttentionScratch& scratch) {
+                        const Pages& next_item, AttentionScratch& scratch) {
   const int width = model_.head_width();
   for (int i = 0; i < item.queries; i++) Page::prepare(scratch.queries, i, width);
   const Partial merged = item.split >= 0 ? part_of(item, item.part) : Partial::at(scratch.merged, width, kBlock);
@@ -86,8 +99,8 @@ void Step::attend_pages(const Layer& layer, const PageTable& table, const Attent
   scratch.tiles = {};  // linears have used them since
   for (int page = item.page; page < item.end;) {
     const int end = std::min(item.end, segment_end(page));
-    attend_segment<Page>(table, width, item.queries, sights, page, end,
-                         std::min(item.end, segment_end(end)), scratch, merged);
+    const Pages next = end < item.end ? Pages{table, end, std::min(item.end, segment_end(end))} : next_item;
+    attend_segment<Page>(table, width, item.queries, sights, page, end, next, scratch, merged);
     page = end;
   }
   if (item.split >= 0)
