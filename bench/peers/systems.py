@@ -18,6 +18,8 @@ from peers.process import Group, free_port
 from peers.segue_backend import SegueBackend
 from peers.store import Model, Store
 from peers.worker_backend import WorkerBackend
+from segue_model.runner.native import NativeUnavailable
+from segue_model.runner.native.build import ISAS, choose_isa
 
 START: Final = Path(__file__).parent / "workers" / "start.py"
 CONTEXT: Final = 8192
@@ -50,18 +52,21 @@ class System:
 Make = Callable[[Store, Mapping[str, Installation], int], System]
 
 
-def segue(model: Model, kv_dtype: str) -> Make:
+def segue(model: Model, kv_dtype: str = "bfloat16", isa: str = "") -> Make:
+    """isa: on which instruction set, where it is not the best that there is."""
+
     def make(store: Store, _: Mapping[str, Installation], threads: int) -> System:
         file = store.gguf(model)
-        single = _worker(sys.executable, "segue", file, threads, kv_dtype)
+        single = _worker(sys.executable, "segue", file, threads, f"{kv_dtype},{isa}")
+        kv = "" if kv_dtype == "bfloat16" else f"kv-{kv_dtype}"
         return System(
-            name=_named("segue", model) + ("" if kv_dtype == "bfloat16" else f"-kv-{kv_dtype}"),
+            name="-".join(filter(None, [_named("segue", model), kv, isa])),
             model=model,
-            shown=f"{store.checkpoint(model).weight_dtype}, KV {kv_dtype}",
+            shown=f"{store.checkpoint(model).weight_dtype}, KV {kv_dtype}" + (f", {isa}" if isa else ""),
             weight_bytes=store.checkpoint(model).weight_bytes,
             kv_element_bytes=1 if kv_dtype == "int8" else 2,
             single=single,
-            serving=Launch("server", lambda log: _start_segue(file, kv_dtype, threads, log)),
+            serving=Launch("server", lambda log: _start_segue(file, kv_dtype, isa, threads, log)),
         )
 
     return make
@@ -122,8 +127,22 @@ def vllm(store: Store, peers: Mapping[str, Installation], threads: int) -> Syste
     return System("vllm", "smollm2", "bfloat16, KV the same", weight_bytes, 2, single=launch, serving=launch)
 
 
+def _has_matrix_unit() -> bool:
+    try:
+        return ISAS[choose_isa()].matrix_unit
+    except NativeUnavailable:
+        return False
+
+
+def _segues() -> Sequence[Make]:
+    """With a matrix unit also without it, which is the better choice for a single stream."""
+    best = (segue("smollm2"), segue("smollm2", "int8"), segue("random-1.1b"))
+    without = (segue("smollm2", isa="avx512vnni"), segue("random-1.1b", isa="avx512vnni"))
+    return (*best, *without) if _has_matrix_unit() else best
+
+
 BY_PEER: Final[Mapping[str, Sequence[Make]]] = {
-    "segue": (segue("smollm2", "bfloat16"), segue("smollm2", "int8"), segue("random-1.1b", "bfloat16")),
+    "segue": _segues(),
     "llama": (llama("smollm2", "as-is"), llama("smollm2", "Q8_0"), llama("random-1.1b", "as-is")),
     "openvino": (openvino,),
     "vllm": (vllm,),
@@ -163,10 +182,11 @@ def _http(command: Sequence[object], dialect: Dialect, environment: Mapping[str,
     return Launch("server", start)
 
 
-async def _start_segue(file: Path, kv_dtype: str, threads: int, log: Path) -> tuple[Group, Backend]:
+async def _start_segue(file: Path, kv_dtype: str, isa: str, threads: int, log: Path) -> tuple[Group, Backend]:
     port = free_port()
     command = [
         *(sys.executable, "-m", "segue_server", "--model", file, "--kv-dtype", kv_dtype, "--threads", threads),
+        *("--isa", isa),
         *("--port", port, "--admin-port", 0, "--metrics-port", 0),
         *("--draft-tokens", 0),  # a pass a token, as the others do it
     ]

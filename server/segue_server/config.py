@@ -29,6 +29,7 @@ class ServerConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     kv_dtype: Literal["", "float32", "bfloat16", "int8"] = ""
     weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
+    isa: Literal["", "avx512amx", "avx512bf16", "avx512vnni", "avx2", "portable"] = ""  # empty = the best here
     threads: int = 0  # 0 = one per core
     kv_bytes: int = 1024 * MIB
     kv_host_bytes: int = 0
@@ -100,6 +101,7 @@ _HELP = {
     "dtype": "of the torch runner's activations and KV cache",
     "kv_dtype": "of the native runner's KV cache; empty = bfloat16",
     "weights": "of the native runner, for checkpoints in floating point: auto = bf16; GGUF blocks stay as they are",
+    "isa": "of the native runner; empty = the best here. avx512vnni suits a single stream better than avx512amx",
     "threads": "compute threads; 0 = one per core",
     "kv_bytes": "bytes of the KV pool; a suffix KiB, MiB or GiB is understood",
     "kv_host_bytes": "bytes of host memory for the KV of idle sessions that the pool has no room for; 0 = none",
@@ -140,6 +142,7 @@ _CHOICES = {
     "dtype": ("float32", "bfloat16"),
     "kv_dtype": ("", "float32", "bfloat16", "int8"),
     "weights": ("auto", "bf16", "int8", "int4"),
+    "isa": ("", "avx512amx", "avx512bf16", "avx512vnni", "avx2", "portable"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("console", "json"),
     "traces": ("none", "otlp"),

@@ -32,7 +32,7 @@ def make_runner(config: ServerConfig, checkpoint: Checkpoint) -> Built:
     try:
         return _native(config, checkpoint, threads)
     except NativeUnavailable as error:
-        if config.runner == "native":
+        if config.runner == "native" or config.isa:
             raise
         log.warning("no native kernels, torch computes instead: %s", error)
         return _torch(config, checkpoint, threads)
@@ -49,6 +49,7 @@ def _native(config: ServerConfig, checkpoint: Checkpoint, threads: int) -> Built
         kv_dtype=kv_dtype,
         threads=threads,
         weights_format=config.weights,
+        isa=config.isa or None,
     )
     return Built(runner, kv_dtype)
 
@@ -62,6 +63,8 @@ def _torch(config: ServerConfig, checkpoint: Checkpoint, threads: int) -> Built:
         raise ConfigError(f"--kv-dtype {config.kv_dtype} needs the native runner; torch keeps KV in --dtype")
     if config.weights != "auto":
         raise ConfigError(f"--weights {config.weights} needs the native runner")
+    if config.isa:
+        raise ConfigError(f"--isa {config.isa} needs the native runner")
     torch.set_num_threads(threads)
     dtype: torch.dtype = getattr(torch, config.dtype)
     runner = torch_runner.TorchRunner(

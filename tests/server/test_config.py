@@ -63,6 +63,7 @@ def test_words_reach_their_fields() -> None:
         ("kv_low_watermark", 0.95, "not be above --kv-high-watermark"),
         ("dtype", "float16", "one of float32, bfloat16"),
         ("log_level", "loud", "one of debug"),
+        ("isa", "sse2", "avx512vnni, avx2, portable"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(name: str, value: object, limit: str) -> None:

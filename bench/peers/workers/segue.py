@@ -13,12 +13,14 @@ from segue_model.runner.native import NativeRunner
 class Segue:
     def __init__(self, options: argparse.Namespace) -> None:
         checkpoint = load_checkpoint(Path(options.model))
+        kv_dtype, isa = options.variant.split(",")
         self._runner = NativeRunner(
             checkpoint.config,
             checkpoint.weights,
             num_pages=-(-options.context // PAGE_TOKENS),
-            kv_dtype=options.variant,
+            kv_dtype=kv_dtype,
             threads=options.threads,
+            isa=isa or None,
         )
         self._held: list[int] = []  # token ids whose KV lies in the pages from 0 on
 
