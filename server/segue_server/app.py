@@ -39,7 +39,7 @@ from segue_server.ledger.store import LedgerStore, open_ledger
 from segue_server.metrics import Build, SegueCollector
 from segue_server.mover import Offload
 from segue_server.reports import TurnObserver
-from segue_server.runners import make_runner
+from segue_server.runners import keep_on_cores, make_runner
 from segue_server.served import ServedModel
 from segue_server.service import Service
 from segue_server.stats import CallStats
@@ -156,7 +156,9 @@ async def _serving(
         journal=journal,
     )
     gate = LedgerGate(store, journal, revoke=engine.jobs.revoke) if store and journal else None
-    thread = EngineThread(engine, on_crash=lambda _: crashed.set(), ledger=gate)
+    thread = EngineThread(
+        engine, on_crash=lambda _: crashed.set(), ledger=gate, prepare=lambda: keep_on_cores(runner)
+    )
     service = Service(
         served,
         thread,

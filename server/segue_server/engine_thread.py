@@ -26,14 +26,22 @@ class EngineThread:
     """Runs `engine` on a thread of its own; everything else talks to it from the event loop that started it."""
 
     def __init__(
-        self, engine: Engine, *, on_crash: Callable[[BaseException], None], ledger: LedgerGate | None = None
+        self,
+        engine: Engine,
+        *,
+        on_crash: Callable[[BaseException], None],
+        ledger: LedgerGate | None = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_crash` is called on the loop if the engine itself fails, not just a step: nothing moves after that.
+
+        `prepare` is called on the new thread before anything else.
 
         With a `ledger`, events reach the loop when the records of their step are in the file; it is closed by `stop`.
         """
         self.engine = engine
         self._ledger = ledger
+        self._prepare = prepare
         self._on_crash = on_crash
         self._on_failure: list[Callable[[SegueError], None]] = []
         self._on_shrunk: Callable[[set[str]], None] = lambda _: None
@@ -168,6 +176,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._prepare()
             busy = False
             while not self._stopping:
                 self._take_inbox(0.0 if busy else self._wait())

@@ -38,6 +38,16 @@ def make_runner(config: ServerConfig, checkpoint: Checkpoint) -> Built:
         return _torch(config, checkpoint, threads)
 
 
+def keep_on_cores(runner: Runner) -> None:
+    """Bind a native runner's threads, of which the calling one is the first, if there is one for each core.
+
+    With fewer threads than cores the system has a choice, and other processes may need it to choose well.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if isinstance(runner, NativeRunner) and runner.threads == len(cores):
+        runner.keep_threads_on(cores)
+
+
 def _native(config: ServerConfig, checkpoint: Checkpoint, threads: int) -> Built:
     if config.device != "cpu":
         raise ConfigError(f"--runner native computes on the CPU, not on {config.device}")

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +73,10 @@ class Kernels:
         out = np.empty(-(-cols // 32) * 32, np.float32)
         self._f.segue_unpack_row(self._handle, slot, layer, row, out.ctypes.data)
         return out[:cols]
+
+    def keep_workers_on(self, cores: Sequence[int]) -> None:
+        """Thread i of the pool on cores[i], except for thread 0, which is the caller of `forward`."""
+        self._f.segue_keep_workers_on(self._handle, (ctypes.c_int32 * len(cores))(*cores))
 
     def forward(self, batch: Batch) -> Complaint:
         """Compute a batch whose arrays the caller holds. With a fault in the complaint, nothing was computed."""

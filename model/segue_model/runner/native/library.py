@@ -141,6 +141,7 @@ class Library:
 _SIGNATURES: Final = {  # name -> result, arguments
     "create": (c_int32, POINTER(Shape), c_void_p, c_void_p, POINTER(c_void_p)),
     "destroy": (None, c_void_p),
+    "keep_workers_on": (None, c_void_p, c_void_p),
     "set_matrix": (c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32, c_int32),
     "tie_head": (None, c_void_p),
     "set_vector": (c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32),

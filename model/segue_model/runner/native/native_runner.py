@@ -89,6 +89,19 @@ class NativeRunner:
     def threads(self) -> int:
         return self._threads
 
+    def keep_threads_on(self, cores: Sequence[int]) -> None:
+        """Compute thread i stays on cores[i] from now on. The calling thread, which shall call `forward`, is thread 0.
+
+        Threads that the system moves about meet on one core whenever something else wakes up, and then wait for each
+        other at every barrier. Raises ValueError unless there is one core for each, of those this thread may use.
+        """
+        if len(cores) != self._threads:
+            raise ValueError(f"cores must be {self._threads}, one for each thread, got {len(cores)}")
+        if foreign := set(cores) - os.sched_getaffinity(0):
+            raise ValueError(f"cores must be of those this thread may use, got {sorted(foreign)}")
+        os.sched_setaffinity(0, {cores[0]})
+        self.kernels.keep_workers_on(cores)
+
     @property
     def page_bytes(self) -> int:
         return self.kernels.page_bytes

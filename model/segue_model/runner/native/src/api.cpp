@@ -151,6 +151,11 @@ SEGUE_API int segue_create(const segue::Shape* shape, const float* cos, const fl
 
 SEGUE_API void segue_destroy(Runner* runner) { delete runner; }
 
+// cores: [threads], each below CPU_SETSIZE
+SEGUE_API void segue_keep_workers_on(Runner* runner, const int32_t* cores) {
+  runner->model.pool.keep_workers_on(cores);
+}
+
 // rows: [count][segue_row_bytes(stored, cols)]
 SEGUE_API int segue_set_matrix(Runner* runner, int32_t slot, int32_t layer, int32_t stored, int32_t rounding,
                                const uint8_t* rows, int32_t count, int32_t cols) {

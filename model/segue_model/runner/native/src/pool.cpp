@@ -2,6 +2,11 @@
 
 #include <algorithm>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
 namespace segue {
 
 Pool::Pool(int threads) : threads_(threads) {
@@ -12,6 +17,18 @@ Pool::~Pool() {
   task_ = nullptr;
   tasks_.add(1);
   for (std::thread& worker : workers_) worker.join();
+}
+
+// Where the system refuses, the thread stays free.
+void Pool::keep_workers_on([[maybe_unused]] const int32_t* cores) {
+#if defined(__linux__)
+  for (int thread = 1; thread < threads_; thread++) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cores[thread], &set);
+    pthread_setaffinity_np(workers_[thread - 1].native_handle(), sizeof(set), &set);
+  }
+#endif
 }
 
 void Pool::run(Task& task) {

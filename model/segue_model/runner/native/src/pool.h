@@ -26,6 +26,7 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
+  void keep_workers_on(const int32_t* cores);  // thread i on cores[i]; the caller of run() is thread 0
   void run(Task& task);  // returns when every thread has
 
   // Inside a task: wait until all threads are here. Also begins a new round of shares.
