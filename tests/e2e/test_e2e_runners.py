@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.e2e.conftest import ServerProcess, wait_until
 
 from segue_model.checkpoint import Checkpoint
 from segue_model.loaders import load_checkpoint
 from segue_model.runner.native import NativeRunner, NativeUnavailable, build
 from segue_server import runners
 from segue_server.config import ConfigError, ServerConfig, parse_config
-from tests.e2e.conftest import ServerProcess, wait_until
 
 CONFIG = ServerConfig(threads=1, kv_bytes=1 << 20)
 FREE_PORTS = ("--port", 0, "--admin-port", 0, "--metrics-port", 0)
