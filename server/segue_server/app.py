@@ -156,9 +156,7 @@ async def _serving(
         journal=journal,
     )
     gate = LedgerGate(store, journal, revoke=engine.jobs.revoke) if store and journal else None
-    thread = EngineThread(
-        engine, on_crash=lambda _: crashed.set(), ledger=gate, prepare=lambda: keep_on_cores(runner)
-    )
+    thread = EngineThread(engine, on_crash=lambda _: crashed.set(), ledger=gate, prepare=lambda: keep_on_cores(runner))
     service = Service(
         served,
         thread,
