@@ -43,6 +43,8 @@ class Scheduler:
     ) -> None:
         """`step_tokens` bounds the tokens of a step, so that a long prompt never stalls the streams beside it.
 
+        The end of a prompt may exceed it by less than a page.
+
         `watermarks`: see Evictor.
         """
         self.holdings = holdings
@@ -96,9 +98,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             found = self._known_prefix(sequence, now)
-            if not found:
-                self._spare_copy(sequence)
-            if not self._fits(sequence, found):
+            if not self._fits(sequence, found) and not self._fits_without_copy(sequence, found):
                 return
             self.waiting.pop(0)
             self._start(sequence, found, now)
@@ -130,11 +130,15 @@ class Scheduler:
         found = self.holdings.prefixes.match(sequence.salt, sequence.tokens[:limit], now)
         return found if len(found) * PAGE_TOKENS > sequence.cache.computed else []
 
-    def _spare_copy(self, sequence: Sequence) -> None:
-        """Where the whole pool has no room for a copy of the page that is written next, its part is computed again."""
-        cache = sequence.cache
-        if cache.needs_copy and len(cache.pages) + cache.missing_pages(turn_of(sequence).promise) > self._pool.capacity:
-            cache.rewind_to_page()
+    def _fits_without_copy(self, sequence: Sequence, found: list[PageId]) -> bool:
+        """Where there is no room for a copy of the shared page that is written next, its part is computed again.
+
+        While this sequence holds it, evicting the others that do sets nothing free.
+        """
+        if found or not sequence.cache.needs_copy:
+            return False
+        sequence.cache.rewind_to_page()
+        return self._fits(sequence, found)
 
     def _start(self, sequence: Sequence, found: list[PageId], now: float) -> None:
         """Put a turn into the batch, on the pages that were found for it."""
@@ -191,9 +195,12 @@ class Scheduler:
             budget -= counts[prompts[0].session_id]
         for sequence in sorted(prompts, key=lambda s: s.remaining):  # short prompts first: the best mean TTFT
             given = counts.get(sequence.session_id, 0)
-            more = min(sequence.remaining - given, budget)
+            left = sequence.remaining - given
+            more = min(left, budget)
+            if more and left - more < PAGE_TOKENS:  # a step of their own for the last few would take longer
+                more = left
             counts[sequence.session_id] = given + more
-            budget -= more
+            budget = max(budget - more, 0)
         return counts
 
     # Pages
