@@ -13,7 +13,7 @@ void bf16_tile(const Matrix& matrix, int pair, const Activations& x, int row, co
   Accumulators<Rows> acc;
   for (int g = 0; g < x.groups; g++, values += kGroup) {
     SEGUE_UNROLL for (int n = 0; n < 2; n++, block += kBytes) {
-      if constexpr (Rows == 1) ask_ahead<kBytes>(block);
+      ask_ahead<kBytes>(block);
       for (int i = 0; i < 16; i++) {
         const Bytes weights = load_bytes(block + i * 64);
         SEGUE_UNROLL for (int m = 0; m < Rows; m++)

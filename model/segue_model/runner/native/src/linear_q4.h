@@ -32,7 +32,7 @@ void q4_tile(const Matrix& matrix, int pair, const Activations& x, int row, cons
   Accumulators<Rows> acc;
   for (int g = 0; g < groups; g++, codes += kGroup) {
     SEGUE_UNROLL for (int n = 0; n < 2; n++, block += kBytes) {
-      if constexpr (Rows == 1) ask_ahead<kBytes>(block);
+      ask_ahead<kBytes>(block);
       I32 dot[Rows];
       SEGUE_UNROLL for (int m = 0; m < Rows; m++) dot[m] = splat_i32(0);
       SEGUE_UNROLL for (int i = 0; i < 4; i++) {

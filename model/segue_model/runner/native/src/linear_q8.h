@@ -80,7 +80,7 @@ void q8_tile(const Matrix& matrix, int pair, const Activations& x, int row, cons
   Accumulators<Rows> acc;
   for (int g = 0; g < x.groups; g++) {
     SEGUE_UNROLL for (int n = 0; n < 2; n++, block += kBytes) {
-      if constexpr (Rows == 1) ask_ahead<kBytes>(block);
+      ask_ahead<kBytes>(block);
       Rule::template group<Rows>(acc, n, block, x, x.codes + (first + g) * kGroup, first + g);
     }
   }

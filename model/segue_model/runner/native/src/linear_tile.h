@@ -43,7 +43,7 @@ struct Accumulators {
   }
 };
 
-// Weights from memory, for few rows. A core has more lines on their way when it reads four pages side by side than one
+// Weights from memory. A core has more lines on their way when it reads four pages side by side than one
 // after the other, so the next 16 KiB are asked for in that order while these are used.
 template <int Bytes>
 SEGUE_INLINE void ask_ahead(const uint8_t* block) {
