@@ -25,6 +25,9 @@ SEGUE_INLINE void in_pieces(int count, Run run) {
 // How the pages of one type meet the queries of a tile.
 template <class Page>
 struct Kernel {
+  // How often pages ahead are asked for in a segment, besides once a query.
+  static int asks(int pages, int tiles) { return 2 * pages * tiles; }
+
   // Once a segment for all tiles of a block: pages [begin, end).
   static void begin(const PageTable&, int, int, int, PagesAhead&, AttentionScratch&) {}
 
@@ -40,28 +43,31 @@ struct Kernel {
   }
 
   // Weights times values, positions ascending. The int: page at which the segment begins for the whole block.
-  static void mix(const SegmentOfTile& of, int, AttentionScratch& scratch, float* mixed) {
+  static void mix(const SegmentOfTile& of, int, PagesAhead& ahead, AttentionScratch& scratch, float* mixed) {
     std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
-    for (int index = of.begin; index < of.end; index++)
+    for (int index = of.begin; index < of.end; index++) {
+      ahead.some();
       in_pieces<kTileQueries>(of.queries, [&](int row, auto n) {
         in_pieces<kMixVectors>(of.width / kLanes, [&](int vector, auto v) {
           Page::template mix<n.value, v.value>(of.table.page(index), of.width, scratch.weights, row, of.column(index),
                                                vector * kLanes, mixed);
         });
       });
+    }
   }
 };
 
 #if defined(SEGUE_AMX)
 template <>
 struct Kernel<PageBf16> {
+  static int asks(int pages, int tiles) { return pages + pages * tiles; }
   static void begin(const PageTable& table, int width, int begin, int end, PagesAhead& ahead, AttentionScratch& scratch) {
     pair_values(table, width, begin, end, ahead, scratch.values);
   }
   static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
     score_on_tiles(of, ahead, scratch);
   }
-  static void mix(const SegmentOfTile& of, int block_begin, AttentionScratch& scratch, float* mixed) {
+  static void mix(const SegmentOfTile& of, int block_begin, PagesAhead&, AttentionScratch& scratch, float* mixed) {
     mix_on_tiles(of, block_begin / 2, scratch, mixed);
   }
 };
@@ -95,7 +101,7 @@ inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* s
   } else {
     soften_rows<Page, false>(scratch.weights, of.queries, columns_of, ahead, out);
   }
-  Kernel<Page>::mix(of, block_begin, scratch, out.mixed);
+  Kernel<Page>::mix(of, block_begin, ahead, scratch, out.mixed);
 }
 
 // merged := merged and then one segment, for all queries of a block, whose sights ascend. Pages [begin, end) of the
@@ -103,8 +109,8 @@ inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* s
 template <class Page>
 inline void attend_segment(const PageTable& table, int width, int queries, const Sight* sights, int begin, int end,
                            const Pages& next_pages, AttentionScratch& scratch, const Partial& merged) {
-  const int tiles = (queries + kQueries - 1) / kQueries, times = (end - begin) * (1 + tiles) + queries;
-  PagesAhead ahead(next_pages, Page::bytes(width), times);
+  const int tiles = (queries + kQueries - 1) / kQueries;
+  PagesAhead ahead(next_pages, Page::bytes(width), Kernel<Page>::asks(end - begin, tiles) + queries);
   Kernel<Page>::begin(table, width, begin, end, ahead, scratch);
   const Partial next = Partial::at(scratch.segment, width, kQueries);
   for (int query = 0; query < queries; query += kQueries) {

@@ -219,19 +219,22 @@ inline void many_rows(TileBlocks first, TileBlocks second, const Activations& x,
     first = {tiles, 2 * kTileBytes}, second = {tiles + kTileBytes, 2 * kTileBytes};
   }
   alignas(64) float sums[2][kRows * kPairRows];  // of these 32 rows, and of those before
-  for (int row = 0; row < rows; row += kRows) {
+  const auto multiply = [&](int row, auto two) {
     const float* before = sums[row / kRows % 2 ^ 1];
     const Narrow* inputs = x.narrow_at(row, 0);
-    zero_sums<true>();
+    zero_sums<two>();
     for (int g = 0; g < groups; g++, inputs += kRows * kGroup) {
       ahead.more();
-      tile_step<true>(first.data + g * first.stride, second.data + g * second.stride, inputs);
+      tile_step<two>(first.data + g * first.stride, second.data + g * second.stride, inputs);
       const int done = g * each;
       if (row > 0 && done < kRows)
         finish(row - kRows + done, std::min(each, kRows - done), before + done * kPairRows);
     }
-    store_sums<true>(sums[row / kRows % 2]);
-  }
+    store_sums<two>(sums[row / kRows % 2]);
+  };
+  int row = 0;
+  for (; rows - row > kRowTile; row += kRows) multiply(row, std::true_type{});
+  if (row < rows) multiply(row, std::false_type{});
   const int last = (rows - 1) / kRows * kRows;
   finish(last, rows - last, sums[last / kRows % 2]);
 }
