@@ -1,5 +1,7 @@
-// A number that threads wait for. Waiting spins briefly, yields a few times, then sleeps: on a quiet machine the wait
-// is over before that; on a busy one a thread that spun on would use up the time slice it needs when its turn comes.
+// A number that threads wait for. Waiting spins briefly, yields for about a millisecond, then sleeps: on a quiet machine
+// the wait is over before that; on a busy one a thread that spun on would use up the time slice it needs when its turn
+// comes. To yield costs others nothing, and to be woken takes longer than what another thread usually waits for: the
+// event loop that sends a token on its core.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -51,7 +53,7 @@ class Signal {
 
  private:
   static constexpr int kSpins = 1000;  // some tens of microseconds
-  static constexpr int kYields = 10;
+  static constexpr int kYields = 3000;  // about a millisecond, if nobody else wants the core
 
   static void pause() {
 #if defined(__x86_64__)
