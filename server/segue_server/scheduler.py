@@ -98,7 +98,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             found = self._known_prefix(sequence, now)
-            if not self._fits(sequence, found) and not self._fits_without_copy(sequence, found):
+            if not self._fits(sequence, found) and not self._spare_copy(sequence, found):
                 return
             self.waiting.pop(0)
             self._start(sequence, found, now)
@@ -130,8 +130,8 @@ class Scheduler:
         found = self.holdings.prefixes.match(sequence.salt, sequence.tokens[:limit], now)
         return found if len(found) * PAGE_TOKENS > sequence.cache.computed else []
 
-    def _fits_without_copy(self, sequence: Sequence, found: list[PageId]) -> bool:
-        """Where there is no room for a copy of the shared page that is written next, its part is computed again.
+    def _spare_copy(self, sequence: Sequence, found: list[PageId]) -> bool:
+        """Let go of the shared page that is written next, to compute its part again. True: the turn fits now.
 
         While this sequence holds it, evicting the others that do sets nothing free.
         """
