@@ -28,9 +28,6 @@ struct Kernel {
   // How often pages ahead are asked for in a segment, besides once a query.
   static int asks(int pages, int tiles) { return 2 * pages * tiles; }
 
-  // Once a segment for all tiles of a block: pages [begin, end).
-  static void begin(const PageTable&, int, int, int, PagesAhead&, AttentionScratch&) {}
-
   // Scores of all queries against all pages of the segment, to the plain weights.
   static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
     for (int index = of.begin; index < of.end; index++) {
@@ -42,8 +39,8 @@ struct Kernel {
     }
   }
 
-  // Weights times values, positions ascending. The int: page at which the segment begins for the whole block.
-  static void mix(const SegmentOfTile& of, int, PagesAhead& ahead, AttentionScratch& scratch, float* mixed) {
+  // Weights times values, positions ascending.
+  static void mix(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch, float* mixed) {
     std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
     for (int index = of.begin; index < of.end; index++) {
       ahead.some();
@@ -60,15 +57,12 @@ struct Kernel {
 #if defined(SEGUE_AMX)
 template <>
 struct Kernel<PageBf16> {
-  static int asks(int pages, int tiles) { return pages + pages * tiles; }
-  static void begin(const PageTable& table, int width, int begin, int end, PagesAhead& ahead, AttentionScratch& scratch) {
-    pair_values(table, width, begin, end, ahead, scratch.values);
-  }
+  static int asks(int pages, int tiles) { return 3 * pages * tiles; }
   static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
     score_on_tiles(of, ahead, scratch);
   }
-  static void mix(const SegmentOfTile& of, int block_begin, PagesAhead&, AttentionScratch& scratch, float* mixed) {
-    mix_on_tiles(of, block_begin / 2, scratch, mixed);
+  static void mix(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch, float* mixed) {
+    mix_on_tiles(of, ahead, scratch, mixed);
   }
 };
 #endif
@@ -84,10 +78,10 @@ inline void soften_rows(Weights& weights, int rows, ColumnsOf columns_of, PagesA
   }
 }
 
-// A tile whose queries see something of pages [of.begin, of.end). block_begin: where the segment begins for the block
+// A tile whose queries see something of pages [of.begin, of.end).
 template <class Page>
-inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* sights, AttentionScratch& scratch,
-                        PagesAhead& ahead, const Partial& out) {
+inline void attend_tile(const SegmentOfTile& of, const Sight* sights, AttentionScratch& scratch, PagesAhead& ahead,
+                        const Partial& out) {
   Kernel<Page>::score(of, ahead, scratch);
   const auto columns_of = [&](int row) {
     const int begin = of.column(of.begin), end = of.column(of.end);
@@ -101,7 +95,7 @@ inline void attend_tile(const SegmentOfTile& of, int block_begin, const Sight* s
   } else {
     soften_rows<Page, false>(scratch.weights, of.queries, columns_of, ahead, out);
   }
-  Kernel<Page>::mix(of, block_begin, ahead, scratch, out.mixed);
+  Kernel<Page>::mix(of, ahead, scratch, out.mixed);
 }
 
 // merged := merged and then one segment, for all queries of a block, whose sights ascend. Pages [begin, end) of the
@@ -111,14 +105,13 @@ inline void attend_segment(const PageTable& table, int width, int queries, const
                            const Pages& next_pages, AttentionScratch& scratch, const Partial& merged) {
   const int tiles = (queries + kQueries - 1) / kQueries;
   PagesAhead ahead(next_pages, Page::bytes(width), Kernel<Page>::asks(end - begin, tiles) + queries);
-  Kernel<Page>::begin(table, width, begin, end, ahead, scratch);
   const Partial next = Partial::at(scratch.segment, width, kQueries);
   for (int query = 0; query < queries; query += kQueries) {
     const int count = std::min(kQueries, queries - query);
     const int first = std::max(begin, sights[query].first / kPage);
     const int last = std::min(end, sights[query + count - 1].last / kPage + 1);
     if (first >= last) continue;  // these see nothing of it
-    attend_tile<Page>({table, width, query, count, first, last}, begin, sights, scratch, ahead, next);
+    attend_tile<Page>({table, width, query, count, first, last}, sights, scratch, ahead, next);
     merge(merged.from(query, width), next, count, width);
   }
 }

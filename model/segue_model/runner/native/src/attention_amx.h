@@ -1,21 +1,19 @@
-// Attention over bf16 pages on the matrix unit: up to 32 queries times the keys, or the values, of two pages. Keys lie
-// in their pages the way it takes them; values are put together in twos of pages first, since a product of 16 positions
-// takes as long as one of 32. A query's result is the same bits whatever the others are, so one kernel serves the few
-// heads of a lone token and the tiles of a prompt.
+// Attention over bf16 pages on the matrix unit: up to 32 queries times the keys, or the values, of a page. Both lie in
+// their pages the way it takes them. A query's result is the same bits whatever the others are, so one kernel serves the
+// few heads of a lone token and the tiles of a prompt.
 //
-// Order of reduction: channels ascending, 32 at a time (16 where the width is no multiple of 32); values by twos of
-// pages, counted from position 0, ascending. Inside a step as tiles.h says.
+// Order of reduction: channels ascending, 32 at a time (16 where the width is no multiple of 32); values page by page,
+// positions ascending. Inside a step as tiles.h says.
 #pragma once
 #include "attention_tile.h"
 #include "tiles.h"
 
 namespace segue {
 
-constexpr int kTwoPages = 2 * kPage;  // positions
-constexpr int kQueryTile = 16;          // queries
+constexpr int kQueryTile = 16;  // queries
 
-// Tiles 0 .. 3: sums; 4, 5: queries [queries][step] or weights [queries][32]; 6, 7: keys [step / 2][16][2] or values
-// [16][16][2]. 0, 1 and 4 belong to the first 16 queries, 2, 3 and 5 to the others.
+// Tiles 0 .. 3: sums; 4, 5: queries or weights, [queries][step]; 6, 7: keys or values, [step / 2][16][2]. 0, 1 and 4
+// belong to the first 16 queries, 2, 3 and 5 to the others.
 inline void use_attention_tiles(TilesInUse& now, int queries, int step) {
   if (now.queries == queries && now.step == step) return;
   now = {queries, step};
@@ -74,73 +72,47 @@ inline void score_on_tiles(const SegmentOfTile& of, PagesAhead& ahead, Attention
   score(of, narrow, step, ahead, scratch.weights);
 }
 
-// The values of pages [begin, end) to [twos of pages][width / 16][16][16][2], zero where a page is missing.
-inline void pair_values(const PageTable& table, int width, int begin, int end, PagesAhead& ahead, uint8_t* to) {
-  const int vectors = width / kLanes;
-  for (int index = begin & ~1; index < ((end + 1) & ~1); index++) {
-    const bool missing = index < begin || index >= end;
-    ahead.some();
-    const uint8_t* values = missing ? nullptr : table.page(index) + size_t(kPage) * width * 2;
-    uint8_t* half = to + size_t(index - (begin & ~1)) / 2 * vectors * kTileBytes + index % 2 * (kTileBytes / 2);
-    for (int row = 0; row < kPage / 2; row++)
-      for (int vector = 0; vector < vectors; vector++) {
-        const uint8_t* line = values + (row * vectors + vector) * 64;
-        _mm512_store_si512(half + vector * kTileBytes + row * 64,
-                           missing ? _mm512_setzero_si512() : _mm512_loadu_si512(line));
-      }
-  }
-}
-
-// mixed[query][32 or 16 channels] = weights * values, for `twos` twos of pages
+// mixed[query][16 channels, with a Second vector 32] = weights * values. offset: of the first of these in a page
 template <bool More, bool Second>
-inline void mix_vectors(const uint8_t* values, size_t two_bytes, int twos, Weights& w, int column, int width,
-                              float* mixed) {
+inline void mix_vectors(const SegmentOfTile& of, size_t offset, PagesAhead& ahead, Weights& w, float* mixed) {
   constexpr size_t kStride = Weights::kPitch * sizeof(float);
+  const size_t pitch = size_t(of.width) * 4;
   tile_zero<0>();
   if constexpr (Second) tile_zero<1>();
   if constexpr (More) tile_zero<2>();
   if constexpr (More && Second) tile_zero<3>();
-  for (int i = 0; i < twos; i++, values += two_bytes) {
-    tile_load<4>(w.narrow(0) + column + i * kTwoPages, kStride);
-    tile_stream<6>(values, 64);
+  for (int index = of.begin; index < of.end; index++) {
+    ahead.some();
+    const uint8_t* values = of.table.page(index) + offset;
+    const int column = of.column(index);
+    tile_load<4>(w.narrow(0) + column, kStride);
+    tile_stream<6>(values, pitch);
     tile_dot<0, 4, 6>();
     if constexpr (Second) {
-      tile_stream<7>(values + kTileBytes, 64);
+      tile_stream<7>(values + 64, pitch);
       tile_dot<1, 4, 7>();
     }
     if constexpr (More) {
-      tile_load<5>(w.narrow(kQueryTile) + column + i * kTwoPages, kStride);
+      tile_load<5>(w.narrow(kQueryTile) + column, kStride);
       tile_dot<2, 5, 6>();
     }
     if constexpr (More && Second) tile_dot<3, 5, 7>();
   }
-  const size_t stride = size_t(width) * sizeof(float);
+  const size_t stride = size_t(of.width) * sizeof(float);
   tile_store<0>(mixed, stride);
   if constexpr (Second) tile_store<1>(mixed + kLanes, stride);
-  if constexpr (More) tile_store<2>(mixed + kQueryTile * width, stride);
-  if constexpr (More && Second) tile_store<3>(mixed + kQueryTile * width + kLanes, stride);
+  if constexpr (More) tile_store<2>(mixed + kQueryTile * of.width, stride);
+  if constexpr (More && Second) tile_store<3>(mixed + kQueryTile * of.width + kLanes, stride);
 }
 
-// A page that has no weights, but whose partner has.
-inline void clear_page(Weights& w, int queries, int column) {
-  for (int row = 0; row < queries; row++) store_narrow(w.narrow(row) + column, zero());
-}
-
-// first_two: of the pages that pair_values has put together
-inline void mix_on_tiles(const SegmentOfTile& of, int first_two, AttentionScratch& scratch, float* mixed) {
-  Weights& w = scratch.weights;
-  const int vectors = of.width / kLanes, begin = of.begin / 2, twos = (of.end + 1) / 2 - begin;
-  const size_t two_bytes = size_t(vectors) * kTileBytes;
-  const int column = of.column(begin * 2);
-  const uint8_t* values = scratch.values + (begin - first_two) * two_bytes;
-  if (of.begin % 2 == 1) clear_page(w, of.queries, column);
-  if (of.end % 2 == 1) clear_page(w, of.queries, of.column(of.end));
-  use_attention_tiles(scratch.tiles, of.queries, kTwoPages);
+inline void mix_on_tiles(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch, float* mixed) {
+  const int vectors = of.width / kLanes;
+  use_attention_tiles(scratch.tiles, of.queries, kPage);
   for (int vector = 0; vector < vectors; vector += 2) {
     const bool more = of.queries > kQueryTile, second = vector + 1 < vectors;
     const auto mix = more ? second ? mix_vectors<true, true> : mix_vectors<true, false>
                           : second ? mix_vectors<false, true> : mix_vectors<false, false>;
-    mix(values + vector * kTileBytes, two_bytes, twos, w, column, of.width, mixed + vector * kLanes);
+    mix(of, size_t(kPage) * of.width * 2 + vector * 64, ahead, scratch.weights, mixed + vector * kLanes);
   }
 }
 

@@ -21,8 +21,6 @@ struct AttentionScratch {
   alignas(64) float merged[Partial::floats(kMaxWidth, kBlock)];
   alignas(64) float key[kMaxWidth], value[kMaxWidth], normed[kMaxWidth];
   TilesInUse tiles;
-  // For the matrix unit, values of a segment: [pairs of pages][width / 16][16][16][2] bf16
-  alignas(64) uint8_t values[kMatrixUnit ? kSegment * kMaxWidth * 2 : 64];
 };
 
 // One KV head of one sequence in one layer.
