@@ -89,7 +89,7 @@ def build(isa: str | None = None) -> Path:
     library = _cache_directory() / f"{chosen}-{_key(flags)}.so"
     if not library.exists():
         log.info("compiling the kernels for this CPU (%s), once", chosen)
-        _compile(_compiler(), flags, library)
+        _compile(find_compiler(), flags, library)
     return library
 
 
@@ -146,7 +146,8 @@ def _cache_directory() -> Path:
     return Path(root) / "segue" / "native"
 
 
-def _compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """The command that compiles C++ here. Raises NativeUnavailable when there is none."""
     named = os.environ.get("CXX")
     command = shlex.split(named) if named else [next((name for name in COMPILERS if shutil.which(name)), "")]
     if not command[0] or shutil.which(command[0]) is None:

@@ -50,94 +50,68 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Reads `bytes` once with all threads, in pieces as long as a linear's.
-struct Reader final : Task {
-  Reader(Pool& of, const uint8_t* from, int count) : pool(of), data(from), pieces(count) {}
-  void work(int) override {
-    pool.share(pieces, [&](int begin, int end) {
-      I32 total = splat_i32(0);
-      for (size_t i = size_t(begin) * kPiece; i < size_t(end) * kPiece; i += kStep) {
-        ask_ahead<kStep>(data + i);
-        SEGUE_UNROLL for (int j = 0; j < kStep; j += 64) total = dot_u8s8(total, load_bytes(data + i + j), ones);
-      }
-      sink = sum(total);
-    });
+constexpr size_t kPiece = 1 << 14;  // bytes that a probe reads at once, as long as a linear's
+
+// Reads [begin, end) pieces.
+int32_t read_pieces(const uint8_t* data, int begin, int end) {
+  constexpr int kStep = 256;
+  constexpr int8_t ones[4] = {1, 1, 1, 1};
+  I32 total = splat_i32(0);
+  for (size_t i = size_t(begin) * kPiece; i < size_t(end) * kPiece; i += kStep) {
+    ask_ahead<kStep>(data + i);
+    SEGUE_UNROLL for (int j = 0; j < kStep; j += 64) total = dot_u8s8(total, load_bytes(data + i + j), ones);
   }
-  static constexpr size_t kPiece = 1 << 14;
-  static constexpr int kStep = 256;
-  static constexpr int8_t ones[4] = {1, 1, 1, 1};
-  Pool& pool;
-  const uint8_t* data;
-  int pieces;
-  std::atomic<int32_t> sink{0};
-};
+  return sum(total);
+}
 
 // Byte dot products on registers alone: the peak that integer linears are measured against.
-struct Multiplier final : Task {
-  explicit Multiplier(int64_t count) : rounds(count) {}
-  void work(int) override {
-    I32 sums[8];
-    for (int i = 0; i < 8; i++) sums[i] = splat_i32(i);
-    int8_t x[4] = {1, 2, 3, 4};
-    const uint8_t bytes[64] = {7};
-    const Bytes a = load_bytes(bytes);
-    for (int64_t round = 0; round < rounds; round++) SEGUE_UNROLL for (int i = 0; i < 8; i++)
-      sums[i] = dot_u8s8(sums[i], a, x);
-    for (int i = 1; i < 8; i++) sums[0] = add(sums[0], sums[i]);
-    sink = sum(sums[0]);
-  }
-  int64_t rounds;
-  std::atomic<int32_t> sink{0};
-};
+int32_t multiply(int64_t rounds) {
+  I32 sums[8];
+  for (int i = 0; i < 8; i++) sums[i] = splat_i32(i);
+  int8_t x[4] = {1, 2, 3, 4};
+  const uint8_t bytes[64] = {7};
+  const Bytes a = load_bytes(bytes);
+  for (int64_t round = 0; round < rounds; round++) SEGUE_UNROLL for (int i = 0; i < 8; i++)
+    sums[i] = dot_u8s8(sums[i], a, x);
+  for (int i = 1; i < 8; i++) sums[0] = add(sums[0], sums[i]);
+  return sum(sums[0]);
+}
 
-#if defined(SEGUE_AMX)
 // The same on tiles of bf16.
-struct TileMultiplier final : Task {
-  explicit TileMultiplier(int64_t count) : rounds(count) {}
-  void work(int) override {
-    use_linear_tiles(kRowTile);
-    for (int64_t round = 0; round < rounds; round++) {
-      tile_dot<0, 4, 6>();
-      tile_dot<1, 4, 7>();
-      tile_dot<2, 5, 6>();
-      tile_dot<3, 5, 7>();
-    }
-    release_matrix_unit();
+int32_t multiply_tiles([[maybe_unused]] int64_t rounds) {
+#if defined(SEGUE_AMX)
+  use_linear_tiles(kRowTile);
+  for (int64_t round = 0; round < rounds; round++) {
+    tile_dot<0, 4, 6>();
+    tile_dot<1, 4, 7>();
+    tile_dot<2, 5, 6>();
+    tile_dot<3, 5, 7>();
   }
-  int64_t rounds;
-};
-#else
-using TileMultiplier = Multiplier;
+  release_matrix_unit();
 #endif
+  return 0;
+}
+
+// Work whose result nobody wants, but which must be done.
+std::atomic<int32_t> g_sink{0};
 
 template <class Work>
-double best_seconds(Runner& runner, int64_t rounds, int32_t repeats) {
+double best_seconds(int repeats, Work work) {
   double best = 1e9;
   for (int i = 0; i < repeats; i++) {
-    Work work(rounds);
     const auto begin = std::chrono::steady_clock::now();
-    runner.model.pool.run(work);
+    work();
     best = std::min(best, seconds_since(begin));
   }
   return best;
 }
 
-struct LinearTask final : Task {
-  LinearTask(Pool& of, const Matrix& weights, const Activations& inputs, int count, const Output& to,
-             const std::vector<LinearScratch>& of_threads)
-      : pool(of), matrix(weights), x(inputs), rows(count), out(to), scratch(of_threads) {}
-  void work(int thread) override {
-    pool.share(matrix.pairs,
-               [&](int begin, int end) { linear_pairs(matrix, begin, end, x, rows, out, scratch[thread]); });
-    release_matrix_unit();
-  }
-  Pool& pool;
-  const Matrix& matrix;
-  const Activations& x;
-  int rows;
-  const Output& out;
-  const std::vector<LinearScratch>& scratch;
-};
+// Of `work` on each of the runner's threads.
+template <class Work>
+double best_seconds_of_each(Runner& runner, int repeats, Work work) {
+  Pool& pool = runner.model.pool;
+  return best_seconds(repeats, [&] { pool.share_singly(pool.threads(), [&](int, int) { g_sink = work(); }); });
+}
 
 }  // namespace
 }  // namespace segue
@@ -246,27 +220,24 @@ SEGUE_API void segue_fill_pages(Runner* runner, int32_t byte) {
 
 // Seconds to read `bytes` of memory with the runner's threads, best of `repeats`; for benchmarks.
 SEGUE_API double segue_probe_read(Runner* runner, int64_t bytes, int32_t repeats) {
-  const int pieces = static_cast<int>(bytes / static_cast<int64_t>(segue::Reader::kPiece));
-  const segue::Mapping memory(size_t(pieces) * segue::Reader::kPiece + 4096);
-  std::memset(memory.data(), 1, size_t(pieces) * segue::Reader::kPiece);
-  double best = 1e9;
-  for (int i = 0; i < repeats; i++) {
-    segue::Reader reader(runner->model.pool, memory.data(), pieces);
-    const auto begin = std::chrono::steady_clock::now();
-    runner->model.pool.run(reader);
-    best = std::min(best, segue::seconds_since(begin));
-  }
-  return best;
+  const int pieces = static_cast<int>(bytes / static_cast<int64_t>(segue::kPiece));
+  const segue::Mapping memory(size_t(pieces) * segue::kPiece + 4096);
+  std::memset(memory.data(), 1, size_t(pieces) * segue::kPiece);
+  return segue::best_seconds(repeats, [&] {
+    runner->model.pool.share(
+        pieces, [&](int, int begin, int end) { segue::g_sink = segue::read_pieces(memory.data(), begin, end); });
+  });
 }
 
 // Seconds for `rounds` * 8 byte dot products on each of the runner's threads.
 SEGUE_API double segue_probe_multiply(Runner* runner, int64_t rounds, int32_t repeats) {
-  return segue::best_seconds<segue::Multiplier>(*runner, rounds, repeats);
+  return segue::best_seconds_of_each(*runner, repeats, [=] { return segue::multiply(rounds); });
 }
 
 // Seconds for `rounds` * 4 products of bf16 tiles, [16][32] times [32][16], on each thread; 0 without a matrix unit.
 SEGUE_API double segue_probe_tiles(Runner* runner, int64_t rounds, int32_t repeats) {
-  return segue::kMatrixUnit ? segue::best_seconds<segue::TileMultiplier>(*runner, rounds, repeats) : 0.0;
+  if (!segue::kMatrixUnit) return 0.0;
+  return segue::best_seconds_of_each(*runner, repeats, [=] { return segue::multiply_tiles(rounds); });
 }
 
 // x: [rows][cols] through a matrix of the model to out: [rows][padded outputs]. Returns the best time, in seconds.
@@ -286,12 +257,9 @@ SEGUE_API double segue_linear(Runner* runner, int32_t slot, int32_t layer, const
   std::vector<segue::LinearScratch> scratch;
   for (int i = 0; i < runner->model.shape.threads; i++)
     scratch.push_back(segue::LinearScratch::take(arena, matrix.groups));
-  double best = 1e9;
-  for (int i = 0; i < repeats; i++) {
-    segue::LinearTask task(runner->model.pool, matrix, inputs, rows, output, scratch);
-    const auto begin = std::chrono::steady_clock::now();
-    runner->model.pool.run(task);
-    best = std::min(best, segue::seconds_since(begin));
-  }
-  return best;
+  return segue::best_seconds(repeats, [&] {
+    runner->model.pool.share(matrix.pairs, [&](int thread, int begin, int end) {
+      segue::linear_pairs(matrix, begin, end, inputs, rows, output, scratch[thread]);
+    });
+  });
 }

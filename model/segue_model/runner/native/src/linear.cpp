@@ -62,6 +62,7 @@ void gated_pairs(const Matrix& gate, const Matrix& up, int first, int last, cons
                  const Activations& to, const LinearScratch& scratch) {
   const auto pairs = gate.form == Form::Q4 ? amx_gated_pairs<WeightsQ4> : amx_gated_pairs<WeightsBf16>;
   pairs(gate, up, first, last, x, rows, to, scratch.tiles);
+  release_matrix_unit();
 }
 #else
 void release_matrix_unit() {}
@@ -73,8 +74,11 @@ void gated_pairs(const Matrix&, const Matrix&, int, int, const Activations&, int
 void linear_pairs(const Matrix& matrix, int first, int last, const Activations& x, int rows, const Output& out,
                   [[maybe_unused]] const LinearScratch& scratch) {
 #if defined(SEGUE_AMX)
-  if (matrix.form == Form::Q4) return amx_pairs<WeightsQ4>(matrix, first, last, x, rows, out, scratch.tiles);
-  if (matrix.form == Form::Bf16) return amx_pairs<WeightsBf16>(matrix, first, last, x, rows, out, scratch.tiles);
+  if (matrix.for_matrix_unit()) {
+    const auto pairs = matrix.form == Form::Q4 ? amx_pairs<WeightsQ4> : amx_pairs<WeightsBf16>;
+    pairs(matrix, first, last, x, rows, out, scratch.tiles);
+    return release_matrix_unit();
+  }
 #endif
   const Kernels& kernels = kernels_of(matrix.form, std::make_index_sequence<kTileRows>{});
   const int tiles = (rows + kTileRows - 1) / kTileRows;

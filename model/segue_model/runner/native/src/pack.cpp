@@ -152,25 +152,6 @@ Matrix shaped(Form form, int rows, int cols) {
   return matrix;
 }
 
-// Calls visit(row, index) for every group of a matrix. A pair of tiles is one thread's: no two write to one block.
-template <class Visit>
-class EachGroup final : public Task {
- public:
-  EachGroup(Pool& pool, const Matrix& matrix, const Visit& visit) : pool_(pool), matrix_(matrix), visit_(visit) {}
-  void work(int) override {
-    pool_.share(matrix_.pairs, [&](int begin, int end) {
-      const int last = std::min(end * kPairRows, matrix_.rows);
-      for (int row = begin * kPairRows; row < last; row++)
-        for (int index = 0; index < matrix_.groups; index++) visit_(row, index);
-    });
-  }
-
- private:
-  Pool& pool_;
-  const Matrix& matrix_;
-  const Visit& visit_;
-};
-
 }  // namespace
 
 Matrix pack(Pool& pool, Arena& arena, Stored stored, Rounding rounding, const uint8_t* rows, int count, int cols) {
@@ -183,9 +164,13 @@ Matrix pack(Pool& pool, Arena& arena, Stored stored, Rounding rounding, const ui
     float_group(stored, rows + row * stride, cols, index, values);
     return rounded_group(rounding, values);
   };
+  // A pair of tiles is one thread's: no two write to one block.
   const auto each_group = [&](const auto& visit) {
-    EachGroup task(pool, matrix, visit);
-    pool.run(task);
+    pool.share(matrix.pairs, [&](int, int begin, int end) {
+      const int last = std::min(end * kPairRows, matrix.rows);
+      for (int row = begin * kPairRows; row < last; row++)
+        for (int index = 0; index < matrix.groups; index++) visit(row, index);
+    });
   };
   if (matrix.form == Form::Bf16) {
     each_group([&](int row, int index) {

@@ -14,8 +14,8 @@ Pool::Pool(int threads) : threads_(threads) {
 }
 
 Pool::~Pool() {
-  task_ = nullptr;
-  tasks_.add(1);
+  ending_ = true;
+  rounds_.add(1);
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -31,42 +31,37 @@ void Pool::keep_workers_on([[maybe_unused]] const int32_t* cores) {
 #endif
 }
 
-void Pool::run(Task& task) {
-  task_ = &task;
-  next_item_.store(0, std::memory_order_relaxed);
-  running_.reset(static_cast<uint32_t>(threads_ - 1));
-  tasks_.add(1);
-  task.work(0);
-  running_.wait([](uint32_t running) { return running == 0; });
+void Pool::run(const Round& round, uint32_t how) {
+  if (round.total <= 0) return;
+  if (threads_ == 1 || round.total == 1) return round.call(round.each, 0, 0, round.total);
+  const auto items = static_cast<uint32_t>(round.total);
+  undone_.reset(items);
+  round_.store(&round, std::memory_order_relaxed);
+  unclaimed_.store(items | how, std::memory_order_release);
+  rounds_.add(1);
+  take_part(0);
+  undone_.wait([](uint32_t undone) { return undone == 0; });
 }
 
-void Pool::barrier() {
-  const uint32_t round = rounds_.load();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    next_item_.store(0, std::memory_order_relaxed);
-    rounds_.add(1);
-    return;
+void Pool::take_part(int thread) {
+  uint32_t seen = unclaimed_.load(std::memory_order_acquire);
+  while (const int left = static_cast<int>(seen & ~kSingly)) {
+    const int count = seen & kSingly ? 1 : std::max(1, left * 3 / (4 * threads_));
+    if (!unclaimed_.compare_exchange_weak(seen, seen - static_cast<uint32_t>(count), std::memory_order_acquire)) continue;
+    const Round& round = *round_.load(std::memory_order_relaxed);
+    const int begin = round.total - left;
+    round.call(round.each, thread, begin, begin + count);
+    undone_.add(-count);
+    seen = unclaimed_.load(std::memory_order_acquire);
   }
-  rounds_.wait([round](uint32_t now) { return now != round; });
-}
-
-bool Pool::claim(int total, int& begin, int& end) {
-  begin = next_item_.load(std::memory_order_relaxed);
-  do {
-    if (begin >= total) return false;
-    end = begin + std::max(1, (total - begin) * 3 / (4 * threads_));
-  } while (!next_item_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
-  return true;
 }
 
 void Pool::worker(int thread) {
   for (uint32_t seen = 0;;) {
-    tasks_.wait([seen](uint32_t tasks) { return tasks != seen; });
-    seen = tasks_.load();
-    if (task_ == nullptr) return;
-    task_->work(thread);
-    running_.add(-1);
+    rounds_.wait([seen](uint32_t rounds) { return rounds != seen; });
+    seen = rounds_.load();
+    if (ending_) return;
+    take_part(thread);
   }
 }
 

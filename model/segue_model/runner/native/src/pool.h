@@ -1,5 +1,8 @@
-// A few threads that work on one task together; see waiting.h for how they wait. A stream of decode steps hardly ever
-// waits for the kernel, and an idle server uses no CPU.
+// A few threads that share out the items of one round after another; see waiting.h for how they wait. A stream of decode
+// steps hardly ever waits for the kernel, and an idle server uses no CPU.
+//
+// A round is over when its items are done, not when every thread has been there: a thread that has lost its core to a
+// neighbour, and holds no item, is not waited for.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -10,52 +13,56 @@
 
 namespace segue {
 
-class Task {
- public:
-  virtual void work(int thread) = 0;  // called once on every thread of the pool
-
- protected:
-  ~Task() = default;
-};
-
 class Pool {
  public:
-  explicit Pool(int threads);  // the caller of run() is one of them
+  explicit Pool(int threads);  // the caller of share() is one of them
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
-  void keep_workers_on(const int32_t* cores);  // thread i on cores[i]; the caller of run() is thread 0
-  void run(Task& task);  // returns when every thread has
+  void keep_workers_on(const int32_t* cores);  // thread i on cores[i]; the caller of share() is thread 0
 
-  // Inside a task: wait until all threads are here. Also begins a new round of shares.
-  void barrier();
-
-  // Inside a task: calls each(begin, end) until the `total` items of this round are spent. Ranges shrink towards the
-  // end, so that a thread which lost its core to a neighbour does not keep the others waiting.
+  // Calls each(thread, begin, end) with ranges of 0 .. total - 1 until all are done. Ranges shrink towards the end, so
+  // that a thread which lost its core to a neighbour does not keep the others waiting. Not to be called inside `each`.
   template <class Each>
-  void share(int total, Each each) {
-    int begin, end;
-    while (claim(total, begin, end)) each(begin, end);
+  void share(int total, const Each& each) {
+    run({&call<Each>, &each, total}, 0);
   }
-  // The same, item by item.
+  // The same with each(thread, item), item by item.
   template <class Each>
-  void share_singly(int total, Each each) {
-    for (int item; (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < total;) each(item);
+  void share_singly(int total, const Each& each) {
+    const auto items = [&](int thread, int begin, int end) {
+      for (int item = begin; item < end; item++) each(thread, item);
+    };
+    run({&call<decltype(items)>, &items, total}, kSingly);
   }
 
  private:
-  bool claim(int total, int& begin, int& end);
+  struct Round {
+    void (*call)(const void* each, int thread, int begin, int end);
+    const void* each;
+    int total;
+  };
+  static constexpr uint32_t kSingly = uint32_t{1} << 31;
+
+  template <class Each>
+  static void call(const void* each, int thread, int begin, int end) {
+    (*static_cast<const Each*>(each))(thread, begin, end);
+  }
+
+  void run(const Round& round, uint32_t how);
+  void take_part(int thread);
   void worker(int thread);
 
   const int threads_;
-  Task* task_ = nullptr;  // null: the pool ends
-  Signal tasks_;          // counts up with every task
-  Signal running_;        // workers still inside it
-  Signal rounds_;         // counts up with every barrier passed
-  alignas(64) std::atomic<int> arrived_{0};  // threads at the barrier
-  alignas(64) std::atomic<int> next_item_{0};
+  std::atomic<bool> ending_{false};
+  Signal rounds_;  // counts up with every round
+  Signal undone_;  // items of the round that are not done
+  // How many items of the round nobody has claimed, | kSingly. Who takes some away has a claim, and with it a round that
+  // lasts until he is done: only then he looks at round_.
+  alignas(64) std::atomic<uint32_t> unclaimed_{0};
+  std::atomic<const Round*> round_{nullptr};
   std::vector<std::thread> workers_;
 };
 

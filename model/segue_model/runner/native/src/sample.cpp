@@ -156,15 +156,8 @@ void Sampler::draw(const Draw* draws, int count, int vocab, Drawn* drawn) {
     rows_.clear();
     for (int thread = 0; thread < pool_.threads(); thread++) rows_.emplace_back(vocab);
   }
-  vocab_ = vocab, count_ = count, draws_ = draws, drawn_ = drawn;
-  if (count == 1)
-    drawn[0] = rows_[0].draw(draws[0]);
-  else
-    pool_.run(*this);
-}
-
-void Sampler::work(int thread) {
-  pool_.share_singly(count_, [&](int row) { drawn_[row] = rows_[thread].draw(draws_[row]); });
+  vocab_ = vocab;
+  pool_.share_singly(count, [&](int thread, int row) { drawn[row] = rows_[thread].draw(draws[row]); });
 }
 
 }  // namespace segue

@@ -58,17 +58,14 @@ class RowSampler {
   std::vector<int32_t> counts_;  // [vocab] of tokens in a history; all zero between rows
 };
 
-class Sampler final : public Task {
+class Sampler {
  public:
   explicit Sampler(Pool& pool) : pool_(pool) {}
   void draw(const Draw* draws, int count, int vocab, Drawn* drawn);
-  void work(int thread) override;
 
  private:
   Pool& pool_;
-  int vocab_ = 0, count_ = 0;
-  const Draw* draws_ = nullptr;
-  Drawn* drawn_ = nullptr;
+  int vocab_ = 0;
   std::vector<RowSampler> rows_;  // for each thread
 };
 

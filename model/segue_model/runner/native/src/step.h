@@ -6,35 +6,33 @@
 
 namespace segue {
 
-class Step final : public Task {
+class Step {
  public:
   explicit Step(Model& model);
 
   // Computes a checked batch: appends K and V to its pages, writes the wanted logits in the order of the slices.
   void forward(const Batch& batch);
-  void work(int thread) override;
 
  private:
   void run_window();
-  void embed(int thread);
-  void project(const Layer& layer, int thread);
-  void narrow(int thread);
-  void attention_block(const Layer& layer, int index, int thread);
-  const Activations& mixed_rows(const Layer& layer, int thread);
-  void ffn_block(const Layer& layer, int thread);
-  const Activations& gate_rows(const Layer& layer, const Activations& x, int thread);
-  void head(int thread);
+  void compute();
+  void embed();
+  void project(const Layer& layer);
+  void narrow();
+  void attention_block(const Layer& layer, int index);
+  const Activations& mixed_rows(const Layer& layer);
+  void ffn_block(const Layer& layer);
+  const Activations& gate_rows(const Layer& layer, const Activations& x);
+  void head();
 
-  // Each row of the window, prepared as input of the next linear; a lone row by every thread for itself, which is
-  // cheaper than a barrier.
+  // Each row of the window, prepared as input of the next linear.
   template <class Prepare>
-  const Activations& prepare_rows(Activations& shared, std::vector<Activations>& lone, int rows, int thread,
-                                  Prepare prepare);
-  void linear(const Matrix& matrix, const Activations& x, int rows, const Output& out, int thread);
-  void project_qkv(const Layer& layer, const Activations& x, int thread);
+  const Activations& prepare_rows(const Activations& many, const Activations& lone, int rows, Prepare prepare);
+  void linear(const Matrix& matrix, const Activations& x, int rows, const Output& out);
+  void project_qkv(const Layer& layer, const Activations& x);
 
   void append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch);
-  void append_all(const Layer& layer, int index, AttentionScratch& scratch);
+  void append_all(const Layer& layer, int index);
   void load_queries(const Layer& layer, const AttentionItem& item, AttentionScratch& scratch, Sight* sights);
   void attend(const Layer& layer, int index, size_t number, AttentionScratch& scratch);
   PageTable table_of(int index, const AttentionItem& item);
@@ -65,10 +63,10 @@ class Step final : public Task {
   float* qkv_;               // [rows][q_width_ | kv_width_ | kv_width_]
   float* mixed_;             // [rows][q_width_] what attention returns
   float* hidden_;            // [rows][ffn_width_]
-  Activations of_dim_, of_mixed_, of_hidden_;                              // [rows]
-  std::vector<Activations> lone_dim_, lone_mixed_, lone_hidden_;           // one row for each thread
-  std::vector<std::unique_ptr<AttentionScratch>> scratch_;                 // for each thread
-  std::vector<LinearScratch> linear_scratch_;                              // for each thread
+  Activations of_dim_, of_mixed_, of_hidden_;               // [rows]
+  Activations lone_dim_, lone_mixed_, lone_hidden_;         // [1]
+  std::vector<std::unique_ptr<AttentionScratch>> scratch_;  // for each thread
+  std::vector<LinearScratch> linear_scratch_;               // for each thread
 };
 
 }  // namespace segue

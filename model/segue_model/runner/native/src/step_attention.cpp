@@ -8,15 +8,14 @@
 
 namespace segue {
 
-void Step::append_all(const Layer& layer, int index, AttentionScratch& scratch) {
+void Step::append_all(const Layer& layer, int index) {
   const int heads = model_.shape.kv_heads;
-  model_.pool.share(static_cast<int>(now_->page_pieces.size()) * heads, [&](int begin, int end) {
+  model_.pool.share(static_cast<int>(now_->page_pieces.size()) * heads, [&](int thread, int begin, int end) {
     for (int item = begin; item < end; item++) {
       const Span& piece = now_->page_pieces[item / heads];
-      for (int row = 0; row < piece.rows; row++) append(layer, index, piece, row, item % heads, scratch);
+      for (int row = 0; row < piece.rows; row++) append(layer, index, piece, row, item % heads, *scratch_[thread]);
     }
   });
-  model_.pool.barrier();
 }
 
 void Step::append(const Layer& layer, int index, const Span& span, int row, int head, AttentionScratch& scratch) {
@@ -103,6 +102,7 @@ void Step::attend_pages(const Layer& layer, const PageTable& table, const Attent
     attend_segment<Page>(table, width, item.queries, sights, page, end, next, scratch, merged);
     page = end;
   }
+  release_matrix_unit();
   if (item.split >= 0)
     finish_part(layer, item, scratch);
   else
