@@ -2,15 +2,15 @@
 
 SmolLM2-135M-Instruct   Q4_1 GGUF as packaged; the same weights dequantised to float32 in the Hugging Face layout
                         (transformers, vLLM), and from there int8 per channel (OpenVINO); Q8_0 GGUF
-random-1.1b             TinyLlama's layers over SmolLM2's vocabulary, random Q4_0 blocks: no sense in its answers, but
-                        more bytes than any cache holds
+random-1.1b             TinyLlama's layers over SmolLM2's vocabulary, random Q4_0 or Q8_0 blocks: no sense in its
+                        answers, but more bytes than any cache holds
 """
 
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import gguf
 import numpy as np
@@ -37,6 +37,19 @@ RANDOM_SHAPE: Final = DecoderConfig(
 )
 BLOCK: Final = 32  # weights of a Q4_0 or Q8_0 block, beside one float16 scale
 TYPICAL_WEIGHT: Final = 0.02
+
+
+class Blocks(NamedTuple):
+    """A format of random weights."""
+
+    type: gguf.GGMLQuantizationType
+    file_type: gguf.LlamaFileType
+    code_bytes: int  # of a block
+    deviation: float  # of a uniform code
+
+
+Q4_0: Final = Blocks(gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0, BLOCK // 2, 4.6)
+Q8_0: Final = Blocks(gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0, BLOCK, 74)
 
 
 def made_once(path: Path, make: Callable[[Path], None]) -> Path:
@@ -84,8 +97,8 @@ def _llama_config(checkpoint: Checkpoint) -> LlamaConfig:
     )
 
 
-def write_random_gguf(tokenizer_of: Path, file: Path) -> None:
-    """RANDOM_SHAPE in Q4_0 with the embedding, which is the head too, in Q8_0; the same file every time."""
+def write_random_gguf(tokenizer_of: Path, file: Path, blocks: Blocks) -> None:
+    """RANDOM_SHAPE in `blocks` with the embedding, which is the head too, in Q8_0; the same file every time."""
     config, generator = RANDOM_SHAPE, np.random.default_rng(0)
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_name("random-1.1b")
@@ -98,9 +111,9 @@ def write_random_gguf(tokenizer_of: Path, file: Path) -> None:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_file_type(blocks.file_type)
     _copy_tokenizer(gguf.GGUFReader(tokenizer_of), writer)
-    _add_random_tensors(config, writer, generator)
+    _add_random_tensors(config, writer, generator, blocks)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -114,7 +127,9 @@ def _copy_tokenizer(source: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
             writer.add_key_value(name, field.contents(), field.types[0], sub_type)
 
 
-def _add_random_tensors(config: DecoderConfig, writer: gguf.GGUFWriter, generator: np.random.Generator) -> None:
+def _add_random_tensors(
+    config: DecoderConfig, writer: gguf.GGUFWriter, generator: np.random.Generator, blocks: Blocks
+) -> None:
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     matrices = {
         "attn_q": (q, config.dim),
@@ -126,26 +141,23 @@ def _add_random_tensors(config: DecoderConfig, writer: gguf.GGUFWriter, generato
         "ffn_down": (config.dim, config.ffn_dim),
     }
     ones = np.ones(config.dim, np.float32)
-    embedding = _random_blocks(generator, (config.vocab_size, config.dim), BLOCK, TYPICAL_WEIGHT / 74)
-    writer.add_tensor("token_embd.weight", embedding, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    embedding = _random_blocks(generator, (config.vocab_size, config.dim), Q8_0)
+    writer.add_tensor("token_embd.weight", embedding, raw_dtype=Q8_0.type)
     for i in range(config.layers):
         for name, shape in matrices.items():
-            blocks = _random_blocks(generator, shape, BLOCK // 2, TYPICAL_WEIGHT / 4.6)
-            writer.add_tensor(f"blk.{i}.{name}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+            weight = _random_blocks(generator, shape, blocks)
+            writer.add_tensor(f"blk.{i}.{name}.weight", weight, raw_dtype=blocks.type)
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{name}.weight", ones)
     writer.add_tensor("output_norm.weight", ones)
 
 
 def _random_blocks(
-    generator: np.random.Generator, shape: tuple[int, int], code_bytes: int, scale: float
+    generator: np.random.Generator, shape: tuple[int, int], blocks: Blocks
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """(rows, cols) as (rows, bytes of a row): a float16 scale before each block's uniformly random codes.
-
-    scale: the typical weight over the standard deviation of a uniform code, 74 for a byte and 4.6 for four bits.
-    """
+    """(rows, cols) as (rows, bytes of a row): a float16 scale before each block's uniformly random codes."""
     rows, cols = shape
-    blocks = np.empty((rows, cols // BLOCK, 2 + code_bytes), np.uint8)
-    blocks[:, :, :2] = np.array([scale], np.float16).view(np.uint8)
-    blocks[:, :, 2:] = generator.integers(0, 256, (rows, cols // BLOCK, code_bytes), np.uint8)
-    return blocks.reshape(rows, -1)
+    stored = np.empty((rows, cols // BLOCK, 2 + blocks.code_bytes), np.uint8)
+    stored[:, :, :2] = np.array([TYPICAL_WEIGHT / blocks.deviation], np.float16).view(np.uint8)
+    stored[:, :, 2:] = generator.integers(0, 256, (rows, cols // BLOCK, blocks.code_bytes), np.uint8)
+    return stored.reshape(rows, -1)

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from peers.models import made_once, write_hugging_face, write_random_gguf
+from peers.models import Q4_0, Q8_0, made_once, write_hugging_face, write_random_gguf
 from segue_model.checkpoint import Checkpoint
 from segue_model.loaders import find_embedded_model, load_checkpoint
 
-Model = Literal["smollm2", "random-1.1b"]
+Model = Literal["smollm2", "random-1.1b", "random-1.1b-int8"]
 
 
 def cache_folder() -> Path:
@@ -26,7 +26,9 @@ class Store:
         """As packaged, and what Segue is measured on."""
         if model == "smollm2":
             return self._embedded
-        return made_once(self._folder / f"{model}-q4_0.gguf", lambda path: write_random_gguf(self._embedded, path))
+        blocks = Q8_0 if model == "random-1.1b-int8" else Q4_0
+        name = f"random-1.1b-{blocks.type.name.lower()}.gguf"
+        return made_once(self._folder / name, lambda path: write_random_gguf(self._embedded, path, blocks))
 
     def checkpoint(self, model: Model) -> Checkpoint:
         return load_checkpoint(self.gguf(model))  # the file is mapped, not read

@@ -136,14 +136,17 @@ def _has_matrix_unit() -> bool:
 
 def _segues() -> Sequence[Make]:
     """With a matrix unit also without it, which is the better choice for a single stream."""
-    best = (segue("smollm2"), segue("smollm2", "int8"), segue("random-1.1b"))
+    best = (segue("smollm2"), segue("smollm2", "int8"), segue("random-1.1b"), segue("random-1.1b-int8"))
     without = (segue("smollm2", isa="avx512vnni"), segue("random-1.1b", isa="avx512vnni"))
     return (*best, *without) if _has_matrix_unit() else best
 
 
 BY_PEER: Final[Mapping[str, Sequence[Make]]] = {
     "segue": _segues(),
-    "llama": (llama("smollm2", "as-is"), llama("smollm2", "Q8_0"), llama("random-1.1b", "as-is")),
+    "llama": (
+        *(llama("smollm2", "as-is"), llama("smollm2", "Q8_0")),
+        *(llama("random-1.1b", "as-is"), llama("random-1.1b-int8", "as-is")),
+    ),
     "openvino": (openvino,),
     "vllm": (vllm,),
     "transformers": (transformers("bfloat16"), transformers("float32")),
@@ -151,7 +154,8 @@ BY_PEER: Final[Mapping[str, Sequence[Make]]] = {
 
 
 def _named(name: str, model: Model) -> str:
-    return name if model == "smollm2" else f"{name}-1.1b"
+    """SmolLM2 goes without saying."""
+    return name + model.removeprefix("smollm2").removeprefix("random")
 
 
 def _worker(
