@@ -15,6 +15,7 @@ import pytest
 from segue.v1 import generation_pb2, generation_pb2_grpc, types_pb2
 from segue_client import AsyncClient, FinishReason, PositionMismatch, SessionBusy, SessionNotFound
 from segue_model.paging import PAGE_TOKENS
+from segue_server.cache.session import pages_for
 
 PROMPT = list(range(97, 123))
 LONG_PROMPT = (PROMPT * 240)[:6000]  # 375 steps of 16 tokens
@@ -204,7 +205,7 @@ def test_two_writers_find_out_about_each_other(live):
 
 
 def test_deleting_a_session_by_force_ends_its_turn(live):
-    """The stream ends with Finished{CANCELLED}; whole pages stay known as a prefix, and one filled in part is free."""
+    """The stream ends with Finished{CANCELLED} and every page is free, but whole ones, which stay known as a prefix."""
     client = live.client()
     session = client.create_session()
     with session.stream(tokens=PROMPT, temperature=0, ignore_eos=True) as turn:
@@ -214,8 +215,11 @@ def test_deleting_a_session_by_force_ends_its_turn(live):
         freed = session.delete(force=True)
         list(events)
     assert turn.finish_reason is FinishReason.CANCELLED
+    live.settle()
     computed = turn.completion.position - 1
-    assert freed >= (live.page_bytes if computed % PAGE_TOKENS else 0)
+    whole = computed // PAGE_TOKENS
+    assert live.running.engine.holdings.pool.held == whole
+    assert freed >= live.page_bytes * (pages_for(computed) - whole)
     with pytest.raises(SessionNotFound):
         session.refresh()
 

@@ -19,7 +19,7 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         compiler = find_compiler()
     except NativeUnavailable as error:
         pytest.skip(str(error))
-    flags = ("-std=c++17", "-O1", "-g", "-pthread", request.param, f"-I{SOURCES}")
+    flags = ("-std=c++17", "-g", "-pthread", request.param, f"-I{SOURCES}")
     command = [*compiler, *flags, str(HARNESS), str(SOURCES / "pool.cpp"), "-o", str(program)]
     built = subprocess.run(command, capture_output=True, check=False)
     if built.returncode:
