@@ -25,8 +25,8 @@ SEGUE_INLINE void in_pieces(int count, Run run) {
 // How the pages of one type meet the queries of a tile.
 template <class Page>
 struct Kernel {
-  // How often pages ahead are asked for in a segment, besides once a query.
-  static int asks(int pages, int tiles) { return 2 * pages * tiles; }
+  // How often a tile asks for pages ahead for each of its own, besides once a query.
+  static int asks(int) { return 2; }
 
   // Scores of all queries against all pages of the segment, to the plain weights.
   static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
@@ -57,7 +57,7 @@ struct Kernel {
 #if defined(SEGUE_AMX)
 template <>
 struct Kernel<PageBf16> {
-  static int asks(int pages, int tiles) { return 3 * pages * tiles; }
+  static int asks(int width) { return 1 + (width + 2 * kLanes - 1) / (2 * kLanes); }
   static void score(const SegmentOfTile& of, PagesAhead& ahead, AttentionScratch& scratch) {
     score_on_tiles(of, ahead, scratch);
   }
@@ -104,7 +104,8 @@ template <class Page>
 inline void attend_segment(const PageTable& table, int width, int queries, const Sight* sights, int begin, int end,
                            const Pages& next_pages, AttentionScratch& scratch, const Partial& merged) {
   const int tiles = (queries + kQueries - 1) / kQueries;
-  PagesAhead ahead(next_pages, Page::bytes(width), Kernel<Page>::asks(end - begin, tiles) + queries);
+  const int times = (end - begin) * tiles * Kernel<Page>::asks(width) + queries;
+  PagesAhead ahead(next_pages, Page::bytes(width), times);
   const Partial next = Partial::at(scratch.segment, width, kQueries);
   for (int query = 0; query < queries; query += kQueries) {
     const int count = std::min(kQueries, queries - query);

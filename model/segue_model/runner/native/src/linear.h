@@ -24,7 +24,7 @@ bool takes_gated(const Matrix& gate, const Matrix& up, const Matrix& next, int r
 void gated_pairs(const Matrix& gate, const Matrix& up, int first, int last, const Activations& x, int rows,
                  const Activations& to, const LinearScratch& scratch);
 
-// At the end of a thread's work: the state of the matrix unit need not be kept any longer.
+// After a piece of work: the state of the matrix unit need not be kept any longer, whoever gets the core next.
 void release_matrix_unit();
 
 }  // namespace segue
