@@ -114,6 +114,9 @@ class LiveServer:
         holdings.prefixes.flush()
         assert not holdings.sequences, f"sequences of no session: {list(holdings.sequences)}"
         assert holdings.pool.held == 0, f"{holdings.pool.held} pages without an owner"
+        mover = self.running.engine.mover
+        mover.carry_out()  # what the last sessions left is dropped before the next step
+        assert not mover.store.keys(), f"segments without an owner: {mover.store.keys()}"
 
 
 @contextmanager

@@ -309,7 +309,6 @@ def crowded(serve, tmp_path, *, sessions, places, seconds):
     assert crowd.restored > 0
     assert grown < 64
     server.leave_nothing()
-    assert server.running.engine.mover.store.keys() == set()
     began = time.monotonic()
     compared = crowd.compare(serve(runner="native", kv_bytes=64 * MIB))
     print(f"{compared} tokens of {len(crowd.log)} lives compared in {time.monotonic() - began:.0f} s")
