@@ -54,23 +54,23 @@ struct Pages {
 // a core has more lines on their way when they lie in several pages.
 class PagesAhead {
  public:
-  // bytes: of a page. times: how often some() will be called
-  PagesAhead(const Pages& pages, size_t bytes, int times) : pages_(pages), page_(pages.begin), left_(bytes / 64) {
-    if (pages.begin >= pages.end) left_ = 0;
-    lines_ = (pages.end - pages.begin) * left_ / times + 1;
+  // pages: of one segment. bytes: of a page. times: how often some() will be called
+  PagesAhead(const Pages& pages, size_t bytes, int times)
+      : count_(std::max(pages.end - pages.begin, 0)), bytes_(bytes), step_((bytes / 64 / times + 1) * 64) {
+    for (int i = 0; i < count_; i++) pages_[i] = pages.table.page(pages.begin + i);
   }
 
   SEGUE_INLINE void some() {
-    for (size_t i = 0; i < lines_ && left_ > 0; i++) {
-      prefetch(pages_.table.page(page_) + (left_ - 1) * 64);
-      if (++page_ == pages_.end) page_ = pages_.begin, left_--;
-    }
+    const size_t end = std::min(at_ + step_, bytes_);
+    for (size_t at = at_; at < end; at += 64)
+      for (int i = 0; i < count_; i++) prefetch(pages_[i] + at);
+    at_ = end;
   }
 
  private:
-  const Pages pages_;
-  int page_;
-  size_t left_, lines_;  // lines of every page; lines at a time
+  const uint8_t* pages_[kSegmentPages];
+  int count_;
+  size_t bytes_, step_, at_ = 0;  // step_: of each page at a time
 };
 
 }  // namespace segue
