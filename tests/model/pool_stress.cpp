@@ -23,7 +23,7 @@ int main(int, char** words) {
       done[i] += round + 1;
     };
     if (round % 2 == 0)
-      pool.share_singly(total, item);
+      pool.deal(total, item);
     else
       pool.share(total, [&](int thread, int begin, int end) {
         for (int i = begin; i < end; i++) item(thread, i);

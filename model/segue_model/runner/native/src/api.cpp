@@ -110,7 +110,7 @@ double best_seconds(int repeats, Work work) {
 template <class Work>
 double best_seconds_of_each(Runner& runner, int repeats, Work work) {
   Pool& pool = runner.model.pool;
-  return best_seconds(repeats, [&] { pool.share_singly(pool.threads(), [&](int, int) { g_sink = work(); }); });
+  return best_seconds(repeats, [&] { pool.deal(pool.threads(), [&](int, int) { g_sink = work(); }); });
 }
 
 }  // namespace

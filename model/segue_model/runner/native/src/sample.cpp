@@ -157,7 +157,7 @@ void Sampler::draw(const Draw* draws, int count, int vocab, Drawn* drawn) {
     for (int thread = 0; thread < pool_.threads(); thread++) rows_.emplace_back(vocab);
   }
   vocab_ = vocab;
-  pool_.share_singly(count, [&](int thread, int row) { drawn[row] = rows_[thread].draw(draws[row]); });
+  pool_.deal(count, [&](int thread, int row) { drawn[row] = rows_[thread].draw(draws[row]); });
 }
 
 }  // namespace segue
