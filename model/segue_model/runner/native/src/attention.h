@@ -44,6 +44,8 @@ struct Kernel {
     std::fill_n(mixed, size_t(of.queries) * of.width, 0.0f);
     for (int index = of.begin; index < of.end; index++) {
       ahead.some();
+      for (int row = 0; row < of.queries; row++)
+        Page::weigh(of.table.page(index), of.width, scratch.weights, row, of.column(index));
       in_pieces<kTileQueries>(of.queries, [&](int row, auto n) {
         in_pieces<kMixVectors>(of.width / kLanes, [&](int vector, auto v) {
           Page::template mix<n.value, v.value>(of.table.page(index), of.width, scratch.weights, row, of.column(index),

@@ -63,6 +63,8 @@ struct PageF32 {
     store(w.plain(row) + column, weights);
   }
 
+  static void weigh(const uint8_t*, int, Weights&, int, int) {}
+
   // Scores of N queries, from `query` on, against the 16 keys of a page, to N rows at `column`
   template <int N>
   static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int row, int column) {
@@ -126,6 +128,8 @@ struct PageBf16 {
   static void store_weights(Weights& w, int row, int column, F32 weights) {
     store_narrow(w.narrow(row) + column, weights);
   }
+
+  static void weigh(const uint8_t*, int, Weights&, int, int) {}
 
   template <int N>
   static void score(const uint8_t* page, int width, const Queries& q, int query, Weights& w, int row, int column) {
@@ -231,25 +235,30 @@ struct PageInt8 {
       store(w.plain(row + i) + column, mul(mul(to_f32(dot[i]), of_keys), splat(q.scale[query + i])));
   }
 
-  // The weights of a page times the values' scales become bytes of their own scale, page by page.
+  // A row's weights of a page times the scales of its values, in their place: 16 bytes of a scale that follows them.
+  static void weigh(const uint8_t* page, int width, Weights& w, int row, int column) {
+    float* at = w.plain(row) + column;
+    const F32 weights = mul(load(at), load(scales(page, width) + kPage));
+    const float peak = highest(weights);
+    const bool some = peak > 0.0f;
+    store_bytes(at, round_i32(mul(weights, splat(some ? 255.0f / peak : 0.0f))));
+    at[4] = some ? peak / 255.0f : 0.0f;
+  }
+
   template <int N, int V>
   static void mix(const uint8_t* page, int width, const Weights& w, int row, int column, int channel, float* mixed) {
     const uint8_t* values = page + kPage * width + channel * 4;
-    const F32 of_values = load(scales(page, width) + kPage);
-    for (int i = 0; i < N; i++) {
-      const F32 weight = mul(load(w.plain(row + i) + column), of_values);
-      const float peak = highest(weight);
-      if (!(peak > 0.0f)) continue;
-      alignas(16) uint8_t codes[kPage];
-      store_bytes(codes, round_i32(mul(weight, splat(255.0f / peak))));
-      const F32 scale = splat(peak / 255.0f);
-      SEGUE_UNROLL for (int j = 0; j < V; j++) {
-        I32 dot = splat_i32(0);
-        SEGUE_UNROLL for (int p = 0; p < 4; p++)
-          dot = dot_s8u8(dot, load_bytes(values + p * width * 4 + j * 64), codes + p * 4);
-        float* at = mixed + (row + i) * width + channel + j * kLanes;
-        store(at, fma(to_f32(dot), scale, load(at)));
-      }
+    I32 dot[N][V];
+    SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++) dot[i][j] = splat_i32(0);
+    const float* weights = w.plain(row) + column;
+    SEGUE_UNROLL for (int p = 0; p < 4; p++) SEGUE_UNROLL for (int j = 0; j < V; j++) {
+      const Bytes v = load_bytes(values + p * width * 4 + j * 64);
+      SEGUE_UNROLL for (int i = 0; i < N; i++)
+        dot[i][j] = dot_s8u8(dot[i][j], v, reinterpret_cast<const uint8_t*>(weights + i * Weights::kPitch + p));
+    }
+    SEGUE_UNROLL for (int i = 0; i < N; i++) SEGUE_UNROLL for (int j = 0; j < V; j++) {
+      float* at = mixed + (row + i) * width + channel + j * kLanes;
+      store(at, fma(to_f32(dot[i][j]), splat(weights[i * Weights::kPitch + 4]), load(at)));
     }
   }
 };
