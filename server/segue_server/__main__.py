@@ -34,12 +34,15 @@ def serve(config: ServerConfig) -> int:
     and looking through them again and again takes a tenth of the start.
     """
     gc.disable()
-    from segue_server.app import CANNOT_START, run
+    from segue_server.loading import CANNOT_START, begin_loading
     from segue_server.logs import set_up
 
     set_up(config.log_level, config.log_format)
     try:
-        return asyncio.run(run(config))
+        loading = begin_loading(config)
+        from segue_server.app import run  # while threads pack the weights
+
+        return asyncio.run(run(config, loading))
     except CANNOT_START as error:
         return _refused(error)
     finally:

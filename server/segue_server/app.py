@@ -6,10 +6,8 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final
 from wsgiref.simple_server import WSGIServer
 
 from grpc_health.v1 import health_pb2
@@ -18,28 +16,24 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from segue.v1 import cache_pb2, generation_pb2, model_pb2, session_pb2
-from segue_model.checkpoint import CheckpointError
-from segue_model.fingerprint import fingerprint
-from segue_model.loaders import find_embedded_model, load_checkpoint
 from segue_model.paging import PAGE_TOKENS
 from segue_model.runner.base import Runner
-from segue_model.runner.native import NativeUnavailable
 from segue_server.admin import Admin
 from segue_server.aliases import Aliased
 from segue_server.config import ConfigError, ServerConfig
 from segue_server.engine import Engine
 from segue_server.engine_thread import EngineThread
-from segue_server.errors import Draining, SegueError
+from segue_server.errors import Draining
 from segue_server.grpc_api.health import Health
 from segue_server.grpc_api.server import bind, build_admin_server, build_server
 from segue_server.ledger.gate import LedgerGate
 from segue_server.ledger.journal import Journal
-from segue_server.ledger.schema import LedgerError
 from segue_server.ledger.store import LedgerStore, open_ledger
+from segue_server.loading import Loading, begin_loading
 from segue_server.metrics import Build, SegueCollector
 from segue_server.mover import Offload
 from segue_server.reports import TurnObserver
-from segue_server.runners import keep_on_cores, make_runner
+from segue_server.runners import keep_on_cores
 from segue_server.served import ServedModel
 from segue_server.service import Service
 from segue_server.stats import CallStats
@@ -49,9 +43,6 @@ from segue_server.views import Limits
 log = logging.getLogger(__name__)
 
 DRAIN_NOTICE = 0.5  # seconds between NOT_SERVING and the end of new work, for balancers that watch
-
-# What `run` raises for a reason that whoever starts the server can mend.
-CANNOT_START: Final = (CheckpointError, LedgerError, NativeUnavailable, SegueError, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +65,10 @@ class Running:
     crashed: asyncio.Event
 
 
-def load(config: ServerConfig) -> tuple[ServedModel, Runner]:
+def load(config: ServerConfig, loading: Loading | None = None) -> tuple[ServedModel, Runner]:
     """The model and what computes it. Raises CheckpointError and what `make_runner` raises."""
-    path = config.model or find_embedded_model()
-    with ThreadPoolExecutor(1) as beside:  # hashing leaves the interpreter to others
-        digest = beside.submit(fingerprint, path)
-        checkpoint = load_checkpoint(path)
-        runner, kv_dtype = make_runner(config, checkpoint)
+    checkpoint, digest, built = loading or begin_loading(config)
+    runner, kv_dtype = built.result()
     limit = checkpoint.config.max_context_tokens
     served = ServedModel.of(
         checkpoint,
@@ -116,13 +104,15 @@ def limits_of(config: ServerConfig, served: ServedModel, runner: Runner) -> Limi
 
 
 @contextlib.asynccontextmanager
-async def serving(config: ServerConfig) -> AsyncIterator[Running]:
+async def serving(config: ServerConfig, loading: Loading | None = None) -> AsyncIterator[Running]:
     """A server that answers on its ports for as long as the block lasts, and is drained at its end.
+
+    `loading`: of its model, where that has begun.
 
     Raises OSError, naming the address, when a port is taken, LedgerError, and what `load` and `restore` raise.
     """
     with _ledger(config.ledger) as store:
-        served, runner = await asyncio.to_thread(load, config)
+        served, runner = await asyncio.to_thread(load, config, loading)
         with _observers(config, served.model_id) as observers:
             async with _serving(config, store, served, runner, observers) as running:
                 yield running
@@ -204,7 +194,7 @@ async def _serving(
             await thread.stop()
 
 
-async def run(config: ServerConfig) -> int:
+async def run(config: ServerConfig, loading: Loading) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code, 1 if the engine failed.
 
     Once it serves, garbage is looked for, but not among what a start leaves behind for good: a pass over all of that
@@ -214,7 +204,7 @@ async def run(config: ServerConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(config) as running:
+    async with serving(config, loading) as running:
         ports = running.ports
         model = running.service.model_info()
         kv = running.service.limits.kv_budget_bytes

@@ -158,7 +158,7 @@ async def test_without_the_extra_traces_are_refused_with_the_way_out(monkeypatch
     monkeypatch.delitem(sys.modules, "segue_server.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     config = ServerConfig(traces="otlp", runner="torch", port=0, admin_port=0, metrics_port=0)
-    monkeypatch.setattr("segue_server.app.load", lambda _: (_Served(), None))
+    monkeypatch.setattr("segue_server.app.load", lambda *_: (_Served(), None))
     with pytest.raises(ConfigError, match=r"--traces otlp needs an extra: pip install 'segue\[otel\]'"):
         async with serving_app(config):
             pass

@@ -1,0 +1,43 @@
+"""The beginning of a start: what goes wrong is told where it can be answered, and nothing heavy is imported for it."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from segue_model.checkpoint import CheckpointError
+from segue_model.runner.native import NativeUnavailable
+from segue_server.app import load
+from segue_server.config import ServerConfig
+from segue_server.loading import CANNOT_START, begin_loading
+
+
+def test_a_model_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        begin_loading(ServerConfig(model=tmp_path / "none.gguf"))
+
+
+def test_weights_are_packed_while_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is there at once; what packing raises comes when the runner is wanted."""
+    imported = threading.Event()
+
+    def make_runner(*_: object) -> None:
+        assert imported.wait(10)
+        raise NativeUnavailable("no compiler")
+
+    monkeypatch.setattr("segue_server.loading.make_runner", make_runner)
+    config = ServerConfig()
+    loading = begin_loading(config)
+    assert loading.checkpoint.config.layers == 30
+    assert not loading.built.done()
+    imported.set()
+    with pytest.raises(CANNOT_START, match="no compiler"):
+        load(config, loading)
+
+
+def test_it_needs_no_part_of_the_server_that_is_imported_meanwhile() -> None:
+    heavy = ("grpc", "prometheus_client", "torch", "segue_server.app", "segue_server.engine", "segue_server.service")
+    script = f"import sys, segue_server.loading; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
