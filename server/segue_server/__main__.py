@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from segue_server.config import ConfigError, ServerConfig, add_options, from_arguments
+from segue_server.config import IN_MEMORY, ConfigError, ServerConfig, add_options, from_arguments
 
 # ruff: noqa: PLC0415 - a command imports what it needs: a health check needs no model, a build no server
 
@@ -31,7 +31,8 @@ def serve(config: ServerConfig) -> int:
     """Serve until stopped; the exit code.
 
     Python looks for garbage only from when the server serves, see `app.run`: modules and a vocabulary are no garbage,
-    and looking through them again and again takes a tenth of the start.
+    and looking through them again and again takes a tenth of the start. A ledger may refuse, so it comes before the
+    model, which takes time and memory.
     """
     gc.disable()
     from segue_server.loading import CANNOT_START, begin_loading
@@ -39,7 +40,7 @@ def serve(config: ServerConfig) -> int:
 
     set_up(config.log_level, config.log_format)
     try:
-        loading = begin_loading(config)
+        loading = begin_loading(config) if config.ledger == IN_MEMORY else None
         from segue_server.app import run  # while threads pack the weights
 
         return asyncio.run(run(config, loading))

@@ -194,7 +194,7 @@ async def _serving(
             await thread.stop()
 
 
-async def run(config: ServerConfig, loading: Loading) -> int:
+async def run(config: ServerConfig, loading: Loading | None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code, 1 if the engine failed.
 
     Once it serves, garbage is looked for, but not among what a start leaves behind for good: a pass over all of that

@@ -11,6 +11,7 @@ from segue_server.drafts import LONGEST
 
 MIB = 1 << 20
 METRICS_ALIASES = ("vllm", "otel")
+IN_MEMORY = ":memory:"  # instead of a ledger's file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class ServerConfig:
     kv_disk_dir: Path | None = None  # None: a directory for temporary files
     kv_high_watermark: float = 0.9
     kv_low_watermark: float = 0.8
-    ledger: str = ":memory:"
+    ledger: str = IN_MEMORY
     max_context_tokens: int = 0  # 0 = the model's
     max_running: int = 64
     max_queued: int = 256

@@ -5,6 +5,7 @@ interpreter to others.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from segue_model.checkpoint import Checkpoint, CheckpointError
@@ -23,7 +24,7 @@ CANNOT_START: Final = (CheckpointError, LedgerError, NativeUnavailable, SegueErr
 class Loading(NamedTuple):
     """A model that is on its way into memory."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint  # without weights, so that no file stays mapped once they are packed
     fingerprint: Future[str]
     built: Future[Built]  # raises what `make_runner` raises
 
@@ -35,6 +36,7 @@ def begin_loading(config: ServerConfig) -> Loading:
     try:
         digest = threads.submit(fingerprint, path)
         checkpoint = load_checkpoint(path)
-        return Loading(checkpoint, digest, threads.submit(make_runner, config, checkpoint))
+        built = threads.submit(make_runner, config, checkpoint)
+        return Loading(replace(checkpoint, weights={}), digest, built)
     finally:
         threads.shutdown(wait=False)

@@ -19,7 +19,7 @@ int main(int, char** words) {
     done.assign(total, 0);
     const auto item = [&](int thread, int i) {
       if (thread < 0 || thread >= threads) std::abort();
-      if (round % 16 == 0 && i % 7 == 0) std::this_thread::yield();
+      if (round % 15 == 0 && i % 7 == 0) std::this_thread::yield();
       done[i] += round + 1;
     };
     if (round % 2 == 0)

@@ -37,7 +37,7 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_item_of_every_round_is_done_once(stress: tuple[str, str], threads: int) -> None:
     program, rounds = stress
-    ended = subprocess.run([program, str(threads), rounds], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([program, str(threads), rounds], capture_output=True, text=True, timeout=300, check=False)
     if "unexpected memory mapping" in ended.stderr:
         pytest.skip("the thread sanitizer does not run on this kernel")
     assert ended.returncode == 0, ended.stdout + ended.stderr

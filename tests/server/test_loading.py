@@ -9,6 +9,7 @@ import pytest
 
 from segue_model.checkpoint import CheckpointError
 from segue_model.runner.native import NativeUnavailable
+from segue_server.__main__ import serve
 from segue_server.app import load
 from segue_server.config import ServerConfig
 from segue_server.loading import CANNOT_START, begin_loading
@@ -35,6 +36,33 @@ def test_weights_are_packed_while_the_caller_goes_on(monkeypatch: pytest.MonkeyP
     imported.set()
     with pytest.raises(CANNOT_START, match="no compiler"):
         load(config, loading)
+
+
+def test_what_has_begun_is_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded twice, and the file is not kept mapped: the runner has all of it."""
+    config = ServerConfig(kv_bytes=1 << 20)
+    loading = begin_loading(config)
+    assert not loading.checkpoint.weights
+    monkeypatch.setattr("segue_server.app.begin_loading", None)
+    served, runner = load(config, loading)
+    assert runner is loading.built.result().runner
+    assert served.fingerprint == loading.fingerprint.result()
+
+
+@pytest.mark.parametrize(("ledger", "begun"), [(":memory:", True), ("file.db", False)])
+def test_a_ledger_may_refuse_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, ledger: str, *, begun: bool
+) -> None:
+    seen: list[object] = []
+
+    async def run(_: ServerConfig, loading: object) -> int:
+        seen.append(loading)
+        return 0
+
+    monkeypatch.setattr("segue_server.loading.begin_loading", lambda _: "begun")
+    monkeypatch.setattr("segue_server.app.run", run)
+    assert serve(ServerConfig(ledger=ledger)) == 0
+    assert seen == ["begun" if begun else None]
 
 
 def test_it_needs_no_part_of_the_server_that_is_imported_meanwhile() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from segue_server.config import IN_MEMORY
 from segue_server.ledger.changes import Changes
 from segue_server.ledger.codec import labels_from_json, settings_from_json, unpack_ids
 from segue_server.ledger.mirror import Mirror, load
@@ -22,8 +23,6 @@ from segue_server.ledger.records import Record, TurnEnded
 from segue_server.ledger.schema import LedgerError, open_database
 from segue_server.requests import FinishReason, SessionSettings
 from segue_server.sessions import TurnRecord
-
-IN_MEMORY = ":memory:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

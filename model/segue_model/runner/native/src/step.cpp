@@ -136,7 +136,7 @@ void Step::project(const Layer& layer) {
 
 void Step::attention_block(const Layer& layer, int index) {
   model_.pool.deal(static_cast<int>(now_->items.size()),
-                           [&](int thread, int number) { attend(layer, index, number, *scratch_[thread]); });
+                   [&](int thread, int number) { attend(layer, index, number, *scratch_[thread]); });
   linear(layer.wo, mixed_rows(layer), now_->rows(), {x_, size_t(dim_), nullptr, Epilogue::add});
 }
 
