@@ -223,11 +223,14 @@ def test_ctrl_c_in_the_only_point_keeps_what_has_come_until_then(served: Served,
     words = ["load", "run", "--users", "2", "--duration", "inf", *SHORT, "--target", served.segue]
     enough = len(performed) + 20
     with subprocess.Popen([*COMMAND, *words, "--json", str(file)], stdout=subprocess.DEVNULL) as process:
-        while len(performed) < enough:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        try:
+            while len(performed) < enough:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
     results = Results.from_json(file.read_bytes())
     (point,) = results.points
     assert point.end > max(one.intended for one in results.requests)
