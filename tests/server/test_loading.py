@@ -3,16 +3,18 @@
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from segue_model.checkpoint import CheckpointError
 from segue_model.runner.native import NativeUnavailable
 from segue_server.__main__ import serve
-from segue_server.app import load
+from segue_server.app import load, run
 from segue_server.config import ServerConfig
-from segue_server.loading import CANNOT_START, begin_loading
+from segue_server.loading import CANNOT_START, Loading, begin_loading
 
 
 def test_a_model_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
@@ -55,14 +57,30 @@ def test_a_ledger_may_refuse_before_a_model_is_loaded(
 ) -> None:
     seen: list[object] = []
 
-    async def run(_: ServerConfig, loading: object) -> int:
+    async def note(_: ServerConfig, loading: object) -> int:
         seen.append(loading)
         return 0
 
     monkeypatch.setattr("segue_server.loading.begin_loading", lambda _: "begun")
-    monkeypatch.setattr("segue_server.app.run", run)
+    monkeypatch.setattr("segue_server.logs.set_up", lambda *_: None)
+    monkeypatch.setattr("segue_server.app.run", note)
     assert serve(ServerConfig(ledger=ledger)) == 0
     assert seen == ["begun" if begun else None]
+
+
+async def test_the_server_finishes_what_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All the way from `run`; a loading that was lost there would be a second one, in silence."""
+    seen: list[object] = []
+
+    def load(_: ServerConfig, loading: object) -> None:
+        seen.append(loading)
+        raise CheckpointError("no further")
+
+    monkeypatch.setattr("segue_server.app.load", load)
+    begun = Loading(Mock(), Future(), Future())
+    with pytest.raises(CheckpointError, match="no further"):
+        await run(ServerConfig(), begun)
+    assert seen == [begun]
 
 
 def test_it_needs_no_part_of_the_server_that_is_imported_meanwhile() -> None:

@@ -63,6 +63,7 @@ struct PageF32 {
     store(w.plain(row) + column, weights);
   }
 
+  // What becomes of a row's weights before `mix` takes them, once a page.
   static void weigh(const uint8_t*, int, Weights&, int, int) {}
 
   // Scores of N queries, from `query` on, against the 16 keys of a page, to N rows at `column`
