@@ -1,6 +1,7 @@
 """The native runner against plain arithmetic: blocks, linears, whole models, and SmolLM2 against the torch runner."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 import gguf
@@ -257,6 +258,27 @@ def test_kv_types_round_no_more_than_their_width(kv: KvDtype, bound: float, isa:
     print(f"{kv} KV, {isa}: error {error:.1e} of the logits' spread")
     narrow = isa in ("avx512amx", "avx512bf16") and kv == "float32"  # inputs of linears are bf16, too
     assert error < (0.03 if narrow else bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_int8_pages_are_mixed_without_a_bias(isa: str) -> None:
+    """Both runners read the same values, and queries of zero weigh them alike: the roundings of weights cancel out."""
+    need(isa)
+    config = replace(CONFIG, layers=1)
+    zero = {"layers.0.attention.wq.weight", "layers.0.ffn.down.weight"}
+    weights = {name: x * (name not in zero) for name, x in lively_weights(config).items()}
+    tokens, pages = tokens_of(config, 281), range(18)
+    byte_wide, exact = (
+        NativeRunner(config, weights, num_pages=18, kv_dtype=kv, threads=1, isa=isa) for kv in ("int8", "float32")
+    )
+    byte_wide.forward([Slice(tokens[:280], 0, pages, Want.NOTHING)])
+    exact.import_pages(pages, byte_wide.export_pages(pages, 280))
+    (got,), (expected,) = (runner.forward([Slice(tokens[280:], 280, pages)]) for runner in (byte_wide, exact))
+    assert got is not None
+    assert expected is not None
+    error = float(np.sqrt(np.square(got - expected).mean()) / expected.std())
+    print(f"{isa}: error {error:.1e} of the logits' spread")
+    assert error < (0.005 if isa in ("avx512amx", "avx512bf16") else 0.002)  # inputs of linears are bf16 there
 
 
 @pytest.mark.parametrize(("kv", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
